@@ -354,3 +354,10 @@ class Odd(Attack):
 def test_what_an_attack_returns_is_checked(attack: Attack, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         go("fedavg", attack=attack)
+
+
+def test_the_scale_of_a_replacement_is_positive() -> None:
+    for scale in (-1.0, 0.0):
+        with pytest.raises(ConfigError, match=r"attack\.scale must be a finite number greater than 0"):
+            Replacement(scale=scale)
+    assert Replacement().scale is None

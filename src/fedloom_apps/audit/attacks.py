@@ -139,7 +139,7 @@ class Replacement(Attack):
         scale: γ > 0; None means 1/fraction.
     """
 
-    scale: float | None = None
+    scale: Positive | None = None
 
     def forge(self, update: Tensor, received: Tensor, initial: Tensor, draws: np.random.Generator) -> Tensor:
         return (self.scale or 1 / self.fraction) * (received - initial)
