@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from helpers.commands import Cli
 
 from fedloom.base import yaml
 from fedloom.base.errors import ConfigError, DataError
-from fedloom_apps.claims.register import merged, open_work, read_claim, store
+from fedloom.experiment.rundir import RunDirectory
+from fedloom_apps.claims.comparisons import Figure
+from fedloom_apps.claims.register import merged, of_run, open_work, read_claim, store
 from fedloom_apps.claims.rule import Verdict
 
 CLAIM: dict[str, Any] = {
@@ -411,6 +414,19 @@ def test_a_strangers_settings_and_seconds_are_data(cli: Cli, claims: Path) -> No
     (run / "config.yaml").write_text(yaml.dump(settings | {"\x1b[2Jx\nruns/b: evidence for steps": "y" * 10**5}))
     code, out, _ = cli(*check)
     assert (code, out.count("\n"), "\x1b" in out, len(out) < 2000) == (1, 1, False, True)
+
+
+def test_a_run_that_diverged_has_no_last_figure_and_costs_may_be_less_than_fedavgs(cli: Cli, claims: Path) -> None:
+    train(cli, claims, "fast", 0, "runs/a")
+    path = Path("runs/a/metrics.jsonl")
+    record = json.loads(path.read_text())
+    sent = {key: record[key] / 10 for key in ("comm/down_params", "comm/up_params")}
+    path.write_text(json.dumps(record | sent | {"global/accuracy": None}) + "\n")
+    found = of_run(RunDirectory("runs/a"), ["global/accuracy"])
+    assert found["cost"] == 0.1
+    (diverged,) = found["curves"]["global/accuracy"]
+    run = RECORD | {"curves": {"global/accuracy": [0.5, None, diverged, None]}}
+    assert (isnan(Figure()(run, {})), Figure("best")(run, {})) == (True, 0.5)
 
 
 def test_what_others_store_meanwhile_stays(cli: Cli, claims: Path) -> None:

@@ -128,6 +128,10 @@ def test_the_best_of_several_counts(protocol: ModuleType) -> None:
     several = claim(protocol, ("runs > B > * > score", "runs > C > * > score"))
     found = protocol.evidence(several, results)
     assert (found.against, found.verdict) == ("C", "not reproduced")
+    results = stored(A=[5, 5.1, 5.2], B=[float("nan"), 1, 1], C=[1, 1, 1.1])  # one that diverged is never best
+    for rivals in ("BC", "CB"):
+        several = claim(protocol, tuple(f"runs > {rival} > * > score" for rival in rivals))
+        assert protocol.evidence(several, results).against == "C"
 
 
 def test_a_bound_decides_towards_its_side_only(protocol: ModuleType) -> None:

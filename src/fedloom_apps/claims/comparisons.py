@@ -53,12 +53,14 @@ class Figure:
         >>> Figure("rounds", target=0.9)(run, {}).__class__.__name__
         'AtLeast'
         """
-        values = [float("nan") if value is None else value for value in run["curves"][self.metric]]
-        there = [value for value in values if not isnan(value)]
+        curve = run["curves"][self.metric]
+        evaluated = [value for value in curve if value is not None]
+        there = [value for value in evaluated if not isnan(value)]
         if self.target is None:
             best = max if direction(self.metric) == "max" else min
-            return (best(there) if self.figure == "best" else there[-1]) if there else float("nan")
+            return (best(there) if self.figure == "best" else evaluated[-1]) if there else float("nan")
         cost = run["cost"] if self.figure == "transmissions" else 1
+        values = [float("nan") if value is None else value for value in curve]
         at = rounds_to_target(values, range(1, len(values) + 1), self.target, direction(self.metric)) if there else None
         return AtLeast(run["rounds"] * cost) if at is None else at * cost
 

@@ -28,7 +28,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
-from math import inf, isnan
+from math import inf, isnan, nan
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -328,9 +328,10 @@ def of_run(directory: RunDirectory, metrics: Sequence[str]) -> dict[str, Any]:
         CheckpointError: if it ended before its rounds with no setting that ends it, or its records lack what is stored.
     """
     history, summary, config = directory.metrics(), directory.summary(), directory.config()
-    if lacking := [metric for metric in metrics if all(_measured(record, metric) is None for record in history)]:
-        raise CheckpointError(f"records no {lacking[0]}, which its claim measures.")
     with refusing("its records are not those of a run", CheckpointError):
+        curves = {metric: [_measured(record, metric) for record in history] for metric in metrics}
+        if lacking := [metric for metric, curve in curves.items() if all(value is None for value in curve)]:
+            raise CheckpointError(f"records no {lacking[0]}, which its claim measures.")
         ends = config["evaluation"].get("stop_at_target") or config["evaluation"].get("patience")
         if len(history) < config["rounds"] and not ends:
             raise CheckpointError(f"has {len(history)} of {config['rounds']} rounds.")
@@ -341,25 +342,25 @@ def of_run(directory: RunDirectory, metrics: Sequence[str]) -> dict[str, Any]:
             raise CheckpointError("the seconds of its rounds are not finite numbers of at least 0.")
         return {
             "rounds": len(history),
-            "cost": round(max(sent, default=0)),
+            "cost": float(f"{max(sent, default=0):.2g}"),
             "left_out": sum(record["failures"] for record in history) / max(cohort, 1),
             "minutes": round(seconds / 60, 2),
-            "curves": {metric: [_rounded(_measured(record, metric)) for record in history] for metric in metrics},
+            "curves": curves,
         }
 
 
 def _measured(record: Mapping[str, Any], metric: str) -> float | None:
-    """A metric of a record; where clients have no λ to choose, as published is as deployed.
+    """A metric of a record to six significant digits, NaN where it is no number; None where it was not evaluated.
 
-    >>> _measured({"clients/accuracy/mean": 0.5}, "as_published/accuracy/mean")
-    0.5
+    Where clients have no λ to choose, as published is as deployed.
+
+    >>> _measured({"clients/accuracy/mean": 0.5}, "as_published/accuracy/mean"), _measured({"loss": None}, "loss")
+    (0.5, nan)
     """
-    return record.get(metric, record.get(metric.replace(ON_TEST, "clients/", 1)))
-
-
-def _rounded(value: float | None) -> float | None:
-    """Six significant digits: enough to tell on which side of a target a value lies."""
-    return None if value is None else float(f"{value:.6g}")
+    key = metric if metric in record else metric.replace(ON_TEST, "clients/", 1)
+    if key not in record:
+        return None
+    return nan if record[key] is None else float(f"{record[key]:.6g}")
 
 
 def merged(results: Mapping[str, Any], run: str, seed: str, record: Mapping[str, Any]) -> dict[str, Any]:

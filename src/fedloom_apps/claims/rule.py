@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from math import inf, isnan
 from statistics import fmean
 from typing import Any
 
@@ -70,10 +71,10 @@ class Claim:
     """A published claim, and how its evidence is read from a file of results.
 
     ``ours`` and ``other`` are paths with `` > `` between keys and ``*`` in place of the seed; of several others, the
-    one with the best mean counts. ``measure`` reads the figure of a run, ``cost`` what the run sent or kept.
-    ``lower``: smaller figures are better. ``differs``: what differs from the publication. Fewer than ``seeds`` seeds
-    cannot decide. ``entry`` says which of several others an index is. ``on_test``: our figure is the best on test
-    images over the values of a setting, as the authors' code has it.
+    one with the best mean counts; one with a seed without a number has none. ``measure`` reads the figure of a run,
+    ``cost`` what the run sent or kept. ``lower``: smaller figures are better. ``differs``: what differs from the
+    publication. Fewer than ``seeds`` seeds cannot decide. ``entry`` says which of several others an index is.
+    ``on_test``: our figure is the best on test images over the values of a setting, as the authors' code has it.
     """
 
     table: str
@@ -222,7 +223,8 @@ def evidence(claim: Claim, results: Mapping[str, Any], differs: str = "") -> Evi
     sign = -1 if claim.lower else 1
     paths = (claim.other,) if isinstance(claim.other, str) else claim.other
     tried = {path: measured(claim, results, path) for path in paths}
-    best = max(tried, key=lambda path: sign * fmean(tried[path].values()))
+    means = {path: sign * fmean(figures.values()) for path, figures in tried.items()}
+    best = max(means, key=lambda path: -inf if isnan(means[path]) else means[path])
     rivals = tried[best]
     seeds = [s for s in ours if s in rivals and not (isinstance(ours[s], AtLeast) and isinstance(rivals[s], AtLeast))]
     both = [s for s in ours if s in rivals] or [*ours]
