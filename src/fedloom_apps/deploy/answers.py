@@ -17,8 +17,8 @@ from fedloom.rounds.exchange import Broadcast, Failure, FailureKind, Result
 from fedloom.rounds.plan import ClientPlan
 from fedloom.rounds.server import Server, first_state
 from fedloom_apps.deploy.assignment import Bench, Forms, forms
-from fedloom_apps.deploy.messages import LARGEST_LOSS, is_count, is_number, moderate, tree
-from fedloom_apps.deploy.wire import Packet, WireError
+from fedloom_apps.deploy.messages import moderate, tree
+from fedloom_apps.deploy.wire import LARGEST_LOSS, Packet, WireError, is_count, is_number
 
 SLICES = (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool)
 """The types of uploads where forms are not known."""

@@ -27,8 +27,9 @@ from fedloom.rounds.plan import ClientPlan
 from fedloom.timing import Rounds
 from fedloom_apps.deploy.allowed import WHOLE, check
 from fedloom_apps.deploy.data import DataSpec, NodeData, placeholder
-from fedloom_apps.deploy.messages import MODERATE, MOST, Code, Refusal
+from fedloom_apps.deploy.messages import MODERATE, Code, Refusal
 from fedloom_apps.deploy.settings import DEPLOY
+from fedloom_apps.deploy.wire import MOST
 
 SENT = ("method", "model", "local", "augment", "evaluation", "compute", "seed", "rounds", "dtype")
 """The keys of the configuration that are sent to nodes."""

@@ -26,7 +26,7 @@ from fedloom.data.sources.arrays import as_array, by_class, inputs, read_images,
 from fedloom.data.sources.files import read_npz
 from fedloom.data.sources.table import read_frame
 from fedloom.data.split import split_rows
-from fedloom_apps.deploy.messages import is_count, is_number
+from fedloom_apps.deploy.wire import is_count, is_number
 
 TABLES = (".csv", ".parquet")
 SCALE = ("columns", "mean", "deviation")  # what a specification says of it

@@ -47,12 +47,11 @@ from fedloom_apps.deploy.messages import (
     NodeRequest,
     Order,
     Transport,
-    is_number,
     pack_broadcast,
     reason_in,
 )
 from fedloom_apps.deploy.settings import Deployment
-from fedloom_apps.deploy.wire import Packet, WireError, unpack
+from fedloom_apps.deploy.wire import Packet, WireError, is_number, unpack
 
 POLL = 0.5  # least seconds between looks at who is online
 SPARE = 9  # looks take at most a tenth of the time

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple, Protocol, TypeGuard
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -14,12 +14,10 @@ from fedloom.base.settings import from_plain, signature, validate
 from fedloom.experiment.store import flat, nested
 from fedloom.rounds.exchange import Broadcast
 from fedloom_apps.deploy.versions import FILE, TICKET
-from fedloom_apps.deploy.wire import Packet, WireError, pack, unpack
+from fedloom_apps.deploy.wire import Packet, WireError, is_count, is_number, pack, unpack
 
 JOIN, LOSSES, HELD_OUT, WORK, EVALUATE = "join", "losses", "held_out_losses", "work", "evaluate"
-MOST = 2**40  # what numbers in answers stay below, so that they can be summed
 MODERATE = 1e12  # largest value of a model, an update or an upload
-LARGEST_LOSS = 1e30  # and of any metric without a smaller bound
 
 
 class Code(str, Enum):
@@ -191,20 +189,6 @@ def tree(packet: Packet, name: str) -> dict[str, dict[str, Tensor]]:
 def moderate(values: Tensor) -> bool:
     """Whether all real numbers are finite and at most ``MODERATE`` in size."""
     return not values.is_floating_point() or bool((values.abs() <= MODERATE).all())  # NaN is not
-
-
-def is_count(value: Any) -> TypeGuard[int]:
-    """Whether a fact is a number of samples, parameters or bytes."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST
-
-
-def is_number(value: Any, least: float = -LARGEST_LOSS, most: float = LARGEST_LOSS) -> TypeGuard[float]:
-    """Whether a fact is a number within these bounds, and not NaN.
-
-    >>> is_number(0.5, 0, 1), is_number(float("nan")), is_number(True), is_number(10**400)
-    (True, False, False, False)
-    """
-    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
 
 
 class Delivered(NamedTuple):

@@ -36,11 +36,11 @@ from fedloom_apps.deploy.arrivals import AtWork, RealWorld
 from fedloom_apps.deploy.assignment import model_digest, trial
 from fedloom_apps.deploy.data import NodeData, read
 from fedloom_apps.deploy.engine import Deployed, Tally, version_in
-from fedloom_apps.deploy.messages import JOIN, NodeRequest, Order, Transport, is_count, is_number, reason_in
+from fedloom_apps.deploy.messages import JOIN, NodeRequest, Order, Transport, reason_in
 from fedloom_apps.deploy.recipe import Recipe, Roster, Sizes, likely
 from fedloom_apps.deploy.settings import DEPLOY, Deployment
 from fedloom_apps.deploy.versions import TICKET, Versions
-from fedloom_apps.deploy.wire import WireError, unpack
+from fedloom_apps.deploy.wire import WireError, is_count, is_number, unpack
 
 BEGUN = "rounds_begun"  # the file of their number
 REMIND = 15.0  # seconds between reminders of who has not joined

@@ -13,7 +13,7 @@ import json
 import struct
 from collections.abc import Mapping
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from safetensors.torch import load as load_tensors
 from torch import Tensor
@@ -27,6 +27,8 @@ START = struct.Struct("<8sHI")
 LIMIT = 1 << 30  # bytes of a message, unless a deployment sets another limit
 FACTS = 1 << 24  # bytes of its JSON
 DEEPEST = 32  # lists and mappings in one another
+MOST = 2**40  # what numbers in answers stay below, so that they can be summed
+LARGEST_LOSS = 1e30  # likewise losses, and metrics without a smaller bound
 
 
 class WireError(FedLoomError, ValueError):
@@ -86,3 +88,17 @@ def _check_depth(facts: dict[str, Any]) -> None:
         if not (inside := [*chain.from_iterable(held)]):
             return
     raise ValueError(f"its facts are more than {DEEPEST} lists in one another")
+
+
+def is_count(value: Any) -> TypeGuard[int]:
+    """Whether a fact is a number of samples, parameters or bytes."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST
+
+
+def is_number(value: Any, least: float = -LARGEST_LOSS, most: float = LARGEST_LOSS) -> TypeGuard[float]:
+    """Whether a fact is a number within these bounds, and not NaN.
+
+    >>> is_number(0.5, 0, 1), is_number(float("nan")), is_number(True), is_number(10**400)
+    (True, False, False, False)
+    """
+    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most

@@ -4,9 +4,9 @@ Which windows pay is decided by estimated times. With B rows per step, a layer f
 window, explicit weights take 4 B·in·out operations per step, in products with B rows, and are read twice and written
 once. Factored ones take 4 s·in·out + 2 s²·in operations per window, in large products, and 2 B·s·out per step; between
 windows the weights are read and written. With momentum, either form adds up its whole vectors in every step, of in·out
-or of s·out values; with a clip, explicit gradients are written, and read for their norm and the step. One window for the
-whole round therefore pays if clients pass over few samples several times, and short windows pay if the weights of the
-block do not fit into the caches.
+or of s·out values; with a clip, explicit gradients are written, and read for their norm and the step. One window for
+the whole round therefore pays if clients pass over few samples several times, and short windows pay if the weights of
+the block do not fit into the caches.
 """
 
 from __future__ import annotations
