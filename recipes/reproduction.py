@@ -65,8 +65,8 @@ The 95 % interval of the mean gain (Student's t, paired by seed) then decides:
 Claims that are *not run as published* may *hold here*, or the *opposite* may, by the same interval.
 
 Intervals are not corrected for the number of claims, and the claims of one table share
-their runs: with Bonferroni's correction for the {judged} claims that are decided, {firm} would still be decided,
-{denied} of them as not reproduced.
+their runs: with Bonferroni's correction for the {judged} claims that were run as published with enough seeds,
+{firm} of the {settled} that are decided would still be, {denied} of them as not reproduced.
 
 In the tables below,
 
@@ -201,10 +201,14 @@ def page() -> str:
     each, once = counts(everything), counts(distinct)
     overview = table(OVERVIEW, [*rows, ["**all**", *map(str, each)], ["**distinct comparisons**", *map(str, once)]])
     facts: dict[str, Any] = {"seeds": SEEDS, "target_seeds": TARGET_SEEDS, "overview": overview, "verdicts": verdicts}
-    facts |= {"holds": once[5], "opposite": once[6], "distinct": len(distinct), "judged": len(decided)}
+    facts |= {"holds": once[5], "opposite": once[6], "distinct": len(distinct), "settled": len(decided)}
     facts |= {"decided": sum(not found.verdict.open for _, found in distinct), "count": len(everything)}
     facts |= {"unpublished": sum(claim.published == "-" for claim, _ in everything)}
-    firm = [found.verdict for claim, found in decided if is_firm(claim, found, len(decided))]
+    undecided = [
+        claim for claim, found in everything if found.verdict is Verdict.SEEDS and found.gain["seeds"] >= claim.seeds
+    ]
+    facts["judged"] = len(decided) + len(undecided)
+    firm = [found.verdict for claim, found in decided if is_firm(claim, found, facts["judged"])]
     facts |= {"firm": len(firm), "denied": firm.count(Verdict.NOT_REPRODUCED)}
     text = [HEAD.format(**facts)]
     text += [f"- {change}" for change in CHANGED]
