@@ -12,7 +12,7 @@ from PIL import Image
 from fedloom_apps.report import build
 from fedloom_apps.report.comparisons import paired_table
 from fedloom_apps.report.groups import read
-from fedloom_apps.report.page import synthetic_images
+from fedloom_apps.report.page import PNG, synthetic_images
 from fedloom_apps.report.tables import final_tables, headline, synthetic_table
 
 Maker = Callable[..., Path]
@@ -73,3 +73,18 @@ def test_a_picture_that_is_missing_is_left_out(make_run: Maker, missing: str) ->
     (run / "figures" / missing).unlink()
     found = [picture.heading for picture in synthetic_images(read([run]))]
     assert found == ([] if missing == "synthetic.png" else ["fedevg"])
+
+
+def test_only_pictures_of_the_run_are_embedded(make_run: Maker, tmp_path: Path) -> None:
+    run = make_run(rounds=2)
+    (run / "figures").mkdir()
+    secret, picture = tmp_path / "secret.png", run / "figures" / "synthetic.png"
+    for content in (b"a private key", PNG + b"another's picture"):
+        secret.write_bytes(content)
+        picture.symlink_to(secret)
+        assert not list(synthetic_images(read([run])))
+        picture.unlink()
+    picture.write_bytes(b"a private key")
+    assert not list(synthetic_images(read([run])))
+    picture.write_bytes(PNG + b"its own")
+    assert [image.content for image in synthetic_images(read([run]))] == [PNG + b"its own"]

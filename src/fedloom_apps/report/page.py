@@ -5,17 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 from fedloom.base.errors import FedLoomError, of_extra
 from fedloom_apps.report import comparisons, figures, render, tables
 from fedloom_apps.report.charts import Chart, Figure, as_json
 from fedloom_apps.report.groups import RunGroup, all_runs, chosen_groups, read
+from fedloom_apps.report.runs import RunData
 from fedloom_apps.report.tables import ReportTable
 
 SETS_SHOWN = 8
 """Largest number of synthetic sets shown."""
+PNG, LARGEST = b"\x89PNG\r\n\x1a\n", 8 << 20
+"""How a picture begins, and the bytes that it has at most."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +56,22 @@ def synthetic_images(groups: Sequence[RunGroup]) -> Iterator[Image]:
     """Images of real samples, and of the final synthetic set of the first run of each group that has one."""
     images = []
     for member in groups:
-        drawn = [run for run in member.runs if (run.path / "figures" / "synthetic.png").is_file()]
-        images += [(member.label, run) for run in drawn[:1]]
-    if images and (real := images[0][1].path / "figures" / "real.png").is_file():
-        yield Image("Real", "Real test samples, one row per class.", real.read_bytes())
-    for label, run in images[:SETS_SHOWN]:
-        content = (run.path / "figures" / "synthetic.png").read_bytes()
+        drawn = ((run, _picture(run, "synthetic.png")) for run in member.runs)
+        images += islice(((member.label, run, content) for run, content in drawn if content), 1)
+    if images and (real := _picture(images[0][1], "real.png")):
+        yield Image("Real", "Real test samples, one row per class.", real)
+    for label, run, content in images[:SETS_SHOWN]:
         yield Image(label, f"The synthetic set of seed {run.seed}, one row per class.", content)
+
+
+def _picture(run: RunData, name: str) -> bytes | None:
+    """A picture that a run has drawn; the page embeds nothing else that lies, or is linked, in a stranger's folder."""
+    path = run.path / "figures" / name
+    if path.is_symlink() or not path.is_file():
+        return None
+    with path.open("rb") as file:
+        content = file.read(LARGEST + 1)
+    return content if content.startswith(PNG) and len(content) <= LARGEST else None
 
 
 def _sections(groups: Sequence[RunGroup]) -> list[PageSection]:
