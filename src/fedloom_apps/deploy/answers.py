@@ -16,7 +16,7 @@ from fedloom.parts.objectives import BinaryCrossEntropy, CrossEntropy, Proximal,
 from fedloom.rounds.exchange import Broadcast, Failure, FailureKind, Result
 from fedloom.rounds.plan import ClientPlan
 from fedloom.rounds.server import Server, first_state
-from fedloom_apps.deploy.assignment import Bench, Forms, forms
+from fedloom_apps.deploy.assignment import Forms, Workspace, forms
 from fedloom_apps.deploy.messages import moderate, tree
 from fedloom_apps.deploy.wire import LARGEST_LOSS, Packet, WireError, is_count, is_number
 
@@ -31,15 +31,15 @@ OTHERS = {"lambda": (0.0, 1.0)}  # columns beside metrics
 SLACK = 1e-6  # for rounding
 
 
-def upload_forms(bench: Bench) -> Forms | None:
-    """The forms of all uploads beside the update, determined by one local step on the bench's samples.
+def upload_forms(workspace: Workspace) -> Forms | None:
+    """The forms of all uploads beside the update, determined by one local step on the workspace's samples.
 
     None if that step fails, as it may on samples that are all equal.
     """
-    plan = bench.plan.levels[0]  # slices of parts are alike at all levels
+    plan = workspace.plan.levels[0]  # slices of parts are alike at all levels
     plan = replace(plan, local=replace(plan.local, steps=1), noise_seed=0)
     server = Server.initial(plan, plan.theta0, plan.buffers0)
-    (result,) = Live(plan).work(server.broadcast(plan), [bench.client], [first_state(plan, server.theta)])
+    (result,) = Live(plan).work(server.broadcast(plan), [workspace.client], [first_state(plan, server.theta)])
     return forms(result.uploads) if result.failure is None else None
 
 

@@ -117,7 +117,7 @@ class RealFlight(InFlight):
         world, engine, started = self.world, self.world.engine, time.monotonic()
         before, waited = engine.reached() | self.busy, False
         while True:
-            engine.look()
+            engine.send_orders()
             answers = {one: answer for one in self.working if (answer := engine.answer(one[1])) is not None}
             self.clock = world.now
             free = len(self.working) < world.size

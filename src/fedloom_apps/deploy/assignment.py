@@ -121,7 +121,7 @@ def forms(slices: State) -> Forms:
 
 
 @dataclass
-class Bench:
+class Workspace:
     """Everything that a node needs for the work of an assignment."""
 
     assignment: Assignment
@@ -133,7 +133,7 @@ class Bench:
     later: Forms = field(default_factory=dict)
 
 
-def bench(assignment: Assignment, data: NodeData, most: float = float("inf")) -> Bench:
+def prepare(assignment: Assignment, data: NodeData, most: float = float("inf")) -> Workspace:
     """Set up the work of an assignment, whose model takes at most so many bytes."""
     values, client = assignment.values, assignment.client
     clients = max(assignment.clients, client + 1)
@@ -163,13 +163,13 @@ def bench(assignment: Assignment, data: NodeData, most: float = float("inf")) ->
         )
     whole = Population(clients, np.zeros(0, np.int64), assignment.mean_size or float(len(data.train)))
     plan = replace(plan, whole=whole, cohort=assignment.cohort, expected_cohort=assignment.expected_cohort)
-    return Bench(assignment, experiment, plan, federation, client)
+    return Workspace(assignment, experiment, plan, federation, client)
 
 
-def trial(assignment: Assignment, most: float = float("inf")) -> Bench:
-    """The bench of an assignment without any node's data, see ``placeholder``."""
+def prepare_without_data(assignment: Assignment, most: float = float("inf")) -> Workspace:
+    """The workspace of an assignment without any node's data, see ``placeholder``."""
     samples = placeholder(assignment.spec)
-    return bench(assignment, NodeData(samples, samples, samples), most)
+    return prepare(assignment, NodeData(samples, samples, samples), most)
 
 
 def model_digest(plan: ClientPlan) -> str:

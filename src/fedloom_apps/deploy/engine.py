@@ -161,7 +161,7 @@ class Deployed(Engine):
         self.orders: dict[str, Asked] = {}
         self.answers: dict[str, Answer] = {}
         self.norms: Norms = {}
-        self._look = -inf  # when to look who is online
+        self._next_look = -inf  # when to look who is online
         losses = HELD_OUT if self.plan.method.needs("validation") else LOSSES
         self.usual = (losses, WORK) if self.plan.method.needs("losses") else (WORK,)
 
@@ -283,7 +283,7 @@ class Deployed(Engine):
         started = time.monotonic()
         quorum = min(self.terms.quorum if quorum is None else quorum, len(tickets))
         while waiting := [self.orders[ticket] for ticket in tickets if ticket in self.orders]:
-            self.look()
+            self.send_orders()
             usable = self._usable(tickets)
             if time.monotonic() >= until or (enough is not None and usable >= enough):
                 break
@@ -318,12 +318,12 @@ class Deployed(Engine):
 
     def reached(self) -> set[int]:
         """The clients whose nodes can be reached."""
-        self.look()
+        self.send_orders()
         return {client for name, client in self.numbers.items() if name in self.online}
 
-    def look(self) -> None:
+    def send_orders(self) -> None:
         """Send orders to nodes that came online or have a new session; looks take a tenth of the time."""
-        if (now := time.monotonic()) < self._look:
+        if (now := time.monotonic()) < self._next_look:
             return
         self.online = self.transport.online()
         batches: list[dict[str, NodeRequest]] = []  # a node may have several orders
@@ -340,7 +340,7 @@ class Deployed(Engine):
             self.tally.asked += len(batch)
             self.tally.down_bytes += sum(request.nbytes for request in batch.values())
             self.transport.send(batch)
-        self._look = time.monotonic() + max(POLL, SPARE * (time.monotonic() - now))
+        self._next_look = time.monotonic() + max(POLL, SPARE * (time.monotonic() - now))
 
     def receive(self, seconds: float) -> None:
         """Take answers, and wait for one, but not much longer than so many seconds; orders may end without one."""
@@ -364,7 +364,7 @@ class Deployed(Engine):
             facts = replace(self.assignment, client=client).facts
             order = Order(ticket, do, facts, level, self.versions.get(client), self.oldest())
             self.orders[ticket] = Asked(client, do, down, level, NodeRequest(order.packed(), broadcast), now)
-        self._look = -inf
+        self._next_look = -inf
         return given
 
     def _give_up(self, ticket: str) -> None:

@@ -37,7 +37,7 @@ from fedloom.rounds.plan import ClientPlan
 from fedloom.rounds.round import federated_round
 from fedloom.rounds.server import Server, first_state
 from fedloom_apps.deploy.agreement import Agreement
-from fedloom_apps.deploy.assignment import Assignment, Bench, Forms, bench, forms, trial
+from fedloom_apps.deploy.assignment import Assignment, Forms, Workspace, forms, prepare, prepare_without_data
 from fedloom_apps.deploy.budget import Budget, Ledger, Quota
 from fedloom_apps.deploy.data import NodeData, read
 from fedloom_apps.deploy.messages import (
@@ -143,7 +143,7 @@ class Node:
             self.lock.release()
             raise
         self.agreement = Agreement(state, self.tell)
-        self._bench: tuple[str, Bench] | None = None
+        self._workspace: tuple[str, Workspace] | None = None
         self._samples: tuple[str, NodeData] | None = None
 
     def close(self) -> None:
@@ -199,15 +199,16 @@ class Node:
                 "this node has a privacy budget, and an exception, which may depend on its data, stopped it; "
                 f"delete {self.home / STOPPED} once you know why.",
             )
-        bench = self._prepared(assignment)
+        workspace = self._prepared(assignment)
         if JOIN in order.do:
-            return self._join(bench, assignment), {}
+            return self._join(workspace, assignment), {}
         down = read_broadcast(broadcast, self.limit)
-        plans = bench.plan.levels
+        plans = workspace.plan.levels
         if not 0 <= order.level < len(plans):
             raise WireError(f"an order is for level {order.level}, but there are {len(plans)}.")
         plan = plans[order.level]
-        _check(bench, bench.plan if EVALUATE in order.do else plan, down)  # a node measures the part of the whole model
+        # a node measures the part of the whole model
+        _check(workspace, workspace.plan if EVALUATE in order.do else plan, down)
         if self.ledger is not None and set(order.do) != {WORK}:
             raise Refusal(
                 Code.UNCOVERED,
@@ -218,33 +219,39 @@ class Node:
                 Code.UNCOVERED,
                 "an order asks for losses of training or validation samples, which no noise covers.",
             )
-        received = bench.plan.received(bench.client, down.theta) if EVALUATE in order.do else down.theta
-        first, mine = first_state(plan, received), bench.plan.levels[bench.plan.level[bench.client]]
+        received = workspace.plan.received(workspace.client, down.theta) if EVALUATE in order.do else down.theta
+        first, mine = first_state(plan, received), workspace.plan.levels[workspace.plan.level[workspace.client]]
         versions.confirm(order.base, order.oldest, prune=WORK in order.do)
         state = None if order.base is None else versions.state(order.base, partial(client_forms, mine, first))
         if EVALUATE in order.do:
-            return self._evaluate(bench, down, state), {}
-        return self._train(order, assignment, versions, bench, down, first if state is None else state)
+            return self._evaluate(workspace, down, state), {}
+        return self._train(order, assignment, versions, workspace, down, first if state is None else state)
 
-    def _join(self, bench: Bench, assignment: Assignment) -> dict[str, Any]:
+    def _join(self, workspace: Workspace, assignment: Assignment) -> dict[str, Any]:
         """What the server learns of this node before the first round."""
         sizes = self._read(assignment).sizes
         if self.ledger is not None:
-            self.ledger.charge(bench.plan, sizes[0], count=False)
+            self.ledger.charge(workspace.plan, sizes[0], count=False)
         self.tell(f"joined with {sizes[0]} samples for training, {sizes[1]} for validation and {sizes[2]} for tests")
         return {"status": "joined", "sizes": sizes, "threads": torch.get_num_threads()}
 
     def _train(
-        self, order: Order, assignment: Assignment, versions: Versions, bench: Bench, down: Broadcast, state: State
+        self,
+        order: Order,
+        assignment: Assignment,
+        versions: Versions,
+        workspace: Workspace,
+        down: Broadcast,
+        state: State,
     ) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
         """The losses and the local work that an order asks for."""
-        plan, compute = bench.plan.levels[order.level], self._compute(bench, order.level)
+        plan, compute = workspace.plan.levels[order.level], self._compute(workspace, order.level)
         facts: dict[str, Any] = {"status": "done"}
         if LOSSES in order.do or HELD_OUT in order.do:
             held_out = HELD_OUT in order.do
             if held_out and plan.validation is None:
                 raise WireError("an order asks for losses on validation samples, which the method does not need.")
-            losses = compute.losses(down, np.array([bench.client]), lambda client: state, held_out)
+            losses = compute.losses(down, np.array([workspace.client]), lambda client: state, held_out)
             facts["loss_received"] = float(losses[0])
         if WORK not in order.do:
             return facts, {}
@@ -252,27 +259,27 @@ class Node:
         if self.ledger is not None:
             epsilon = self.ledger.charge(plan, self._read(assignment).sizes[0])
             self.tell(f"with this answer ε = {epsilon:.3g} of {self.ledger.budget.epsilon:g} is spent")
-        (result,) = compute.work(down, [bench.client], [state])
+        (result,) = compute.work(down, [workspace.client], [state])
         more, tensors = self._result(result, plan.is_private)
         if result.failure is None:
             more["version"] = versions.propose(down.round, order.ticket, result.state)
         self.tell(f"round {down.round + 1}: " + (f"left out, {result.failure}" if result.failure else "trained"))
         return facts | more, tensors
 
-    def _prepared(self, assignment: Assignment) -> Bench:
+    def _prepared(self, assignment: Assignment) -> Workspace:
         key = json.dumps(assignment.facts, sort_keys=True)
-        if self._bench is None or self._bench[0] != key:
-            self._bench = None
+        if self._workspace is None or self._workspace[0] != key:
+            self._workspace = None
             data = self._read(assignment)
             if self.ledger is not None:  # what the settings alone do not suit is no reason to stop
-                trial(assignment, self.limit)
+                prepare_without_data(assignment, self.limit)
             try:
-                self._bench = key, bench(assignment, data, self.limit)
+                self._workspace = key, prepare(assignment, data, self.limit)
             except FedLoomError as error:
                 if self.ledger is None:
                     raise
                 raise RuntimeError("the settings suit no data like this node's") from error
-        return self._bench[1]
+        return self._workspace[1]
 
     def _read(self, assignment: Assignment) -> NodeData:
         key, seed = self.agreement.hold(assignment.spec, int(assignment.values["seed"]))
@@ -280,15 +287,15 @@ class Node:
             self._samples = key, read(self.data, assignment.spec, seed)
         return self._samples[1]
 
-    def _compute(self, bench: Bench, level: int) -> Compute:
+    def _compute(self, workspace: Workspace, level: int) -> Compute:
         """The compute of a level; a new one with secret draws of noise and samples, if privacy depends on them."""
-        experiment, plan = bench.experiment, bench.plan.levels[level]
+        experiment, plan = workspace.experiment, workspace.plan.levels[level]
         factory = computes.make(experiment.compute, **experiment.compute_settings)
         if plan.is_private:
             return factory(replace(plan, noise_seed=secrets.randbits(128)))
-        if level not in bench.computes:
-            bench.computes[level] = factory(plan)
-        return bench.computes[level]
+        if level not in workspace.computes:
+            workspace.computes[level] = factory(plan)
+        return workspace.computes[level]
 
     def _result(self, result: Result, private: bool) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
         if result.failure is not None:
@@ -303,19 +310,19 @@ class Node:
         loss = {} if private else {"loss": result.loss}  # no noise covers it
         return {**loss, "sent": result.traffic}, tensors
 
-    def _evaluate(self, bench: Bench, down: Broadcast, state: State | None) -> dict[str, Any]:
+    def _evaluate(self, workspace: Workspace, down: Broadcast, state: State | None) -> dict[str, Any]:
         """Loss and metrics of the deployed model, as means over the node's test samples, and their number."""
-        if not len(bench.federation.held_out.index.rows):
+        if not len(workspace.federation.held_out.index.rows):
             return {"status": "done", "n": 0, "values": {}}
-        settings = bench.experiment.evaluation.fitted(bench.plan.targets or CLASSES, common=False)
-        evaluator = Evaluator(bench.plan, bench.federation, settings)
+        settings = workspace.experiment.evaluation.fitted(workspace.plan.targets or CLASSES, common=False)
+        evaluator = Evaluator(workspace.plan, workspace.federation, settings)
         server = Server(down.theta, down.buffers, down.parts, down.round)
-        _, table = evaluator.clients(server, {} if state is None else {bench.client: state})
+        _, table = evaluator.clients(server, {} if state is None else {workspace.client: state})
         row = {name: float(column[0]) for name, column in table.items() if name not in ("client", "n")}
         return {"status": "done", "n": int(table["n"][0]), "values": row}
 
 
-def _check(bench: Bench, plan: ClientPlan, down: Broadcast) -> None:
+def _check(workspace: Workspace, plan: ClientPlan, down: Broadcast) -> None:
     """Raise ``WireError`` if a broadcast does not fit the plan's model, or its slices the parts'."""
     layout = plan.layout
     for name, vector, size in (("theta", down.theta, layout.shared_size),
@@ -328,8 +335,8 @@ def _check(bench: Bench, plan: ClientPlan, down: Broadcast) -> None:
     wanted = {(place, name) for place, part in plan.method.parts.items() for name in part.downloads}
     known, sent = forms(Server.initial(plan, plan.theta0, plan.buffers0).broadcast(plan).parts), forms(down.parts)
     if wanted & sent.keys() - known.keys():  # those that are there after a first round only, like FedProto's
-        bench.later = bench.later or _after_a_round(bench)
-        known = bench.later | known
+        workspace.later = workspace.later or _after_a_round(workspace)
+        known = workspace.later | known
     for key, form in sent.items():
         if key not in wanted or form != known.get(key):
             raise WireError(f"the broadcast holds the slice {key}, which no part of the method receives in this form.")
@@ -337,9 +344,9 @@ def _check(bench: Bench, plan: ClientPlan, down: Broadcast) -> None:
         raise Refusal(Code.BROADCAST, f"the received model has values that are not finite or beyond ±{MODERATE:g}.")
 
 
-def _after_a_round(made: Bench) -> Forms:
+def _after_a_round(made: Workspace) -> Forms:
     """The forms of a broadcast after a round of one client with two samples of zeros, whatever data the node has."""
-    plan = trial(replace(made.assignment, client=0, clients=1)).plan
+    plan = prepare_without_data(replace(made.assignment, client=0, clients=1)).plan
     plan = replace(plan, whole=None, local=replace(plan.local, steps=1), noise_seed=0)
     start = Server.initial(plan, plan.theta0, plan.buffers0)
     after, _ = federated_round(plan, engines.make("serial")(plan, Live), start, {}, np.array([0]))

@@ -24,7 +24,7 @@ from fedloom.experiment.federated import FederatedTask
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.parts.uplink import SecureSum
 from fedloom_apps.deploy.arrivals import SCHEDULES, Real
-from fedloom_apps.deploy.assignment import Assignment, settings_of, trial
+from fedloom_apps.deploy.assignment import Assignment, prepare_without_data, settings_of
 from fedloom_apps.deploy.data import SCALED, DataSpec, placeholder
 from fedloom_apps.deploy.settings import DEPLOY, Deployment
 
@@ -108,14 +108,14 @@ class Recipe:
             spec = replace(spec, range=deployment.range)
         recipe = cls(config, deployment, spec, test, about)
         recipe.refuse()
-        plan = trial(recipe.assignment("trial")).plan  # refuses what no node could run
+        plan = prepare_without_data(recipe.assignment("trial")).plan  # refuses what no node could run
         if plan.is_private and "received" in values["evaluation"]["what"]:
             raise ConfigError(
                 "evaluation.what=received asks nodes for the losses of their training samples, which no noise of this "
                 "private run covers; leave it out."
             )
         if deployment.nodes is not None:
-            recipe.check(likely(deployment.nodes))
+            recipe.check(assumed_sizes(deployment.nodes))
         return recipe
 
     def check(self, nodes: Mapping[str, Sizes]) -> None:
@@ -213,7 +213,7 @@ class Recipe:
         return Assignment(run, settings_of(self.config.values), asdict(self.spec))
 
 
-def likely(nodes: int) -> dict[str, Sizes]:
+def assumed_sizes(nodes: int) -> dict[str, Sizes]:
     """As many nodes with samples for training and validation, to check a recipe before any has joined."""
     return dict.fromkeys(node_names(nodes), (2, 2, 0))
 

@@ -33,11 +33,11 @@ from fedloom.rounds.plan import ClientPlan
 from fedloom_apps.deploy.agreement import AGREED, Agreement, as_text
 from fedloom_apps.deploy.answers import upload_forms
 from fedloom_apps.deploy.arrivals import AtWork, RealWorld
-from fedloom_apps.deploy.assignment import model_digest, trial
+from fedloom_apps.deploy.assignment import model_digest, prepare_without_data
 from fedloom_apps.deploy.data import NodeData, read
 from fedloom_apps.deploy.engine import Deployed, Tally, version_in
 from fedloom_apps.deploy.messages import JOIN, NodeRequest, Order, Transport, reason_in
-from fedloom_apps.deploy.recipe import Recipe, Roster, Sizes, likely
+from fedloom_apps.deploy.recipe import Recipe, Roster, Sizes, assumed_sizes
 from fedloom_apps.deploy.settings import DEPLOY, Deployment
 from fedloom_apps.deploy.versions import TICKET, Versions
 from fedloom_apps.deploy.wire import WireError, is_count, is_number, unpack
@@ -168,7 +168,7 @@ class DeployTask(FederatedTask):
             noise=None if private is None else private.noise,
             model=model_digest(plan),
         )
-        names, known = self.roster.names, upload_forms(trial(replace(assignment, clients=1, model="")))
+        names, known = self.roster.names, upload_forms(prepare_without_data(replace(assignment, clients=1, model="")))
         tests = {name: sizes[2] for name, sizes in self.roster.nodes.items()}
         return Deployed(plan, compute, transport, names, assignment, deployment, self._oldest, known, tests)
 
@@ -338,7 +338,7 @@ def run(
             roster = known
         else:
             if known is None and nodes != recipe.deployment.nodes:  # otherwise it was checked
-                recipe.check(likely(nodes))
+                recipe.check(assumed_sizes(nodes))
             roster = assemble(recipe, transport, nodes if known is None else len(known.nodes), tell, known)
         task = DeployTask(recipe, roster, transport, None if out is None else Path(out), tell)
         summary = Trainer(task, out, checkpoint_every=checkpoint_every, keep=keep, callbacks=callbacks).run(resume)
