@@ -211,7 +211,7 @@ class RunData:
             rows = np.array(next((row[key] for row in reversed(self.rows) if key in row), []), dtype=np.float64)
         except (TypeError, ValueError):  # not of numbers
             rows = np.zeros(0)
-        return rows[rows[:, 0] > 0] if rows.ndim == 2 and rows.shape[1] == 3 else np.zeros((0, 3))
+        return rows[rows[:, 0] > 0] if rows.ndim == 2 and rows.shape[1:] == (3,) else np.zeros((0, 3))
 
     @property
     def seen(self) -> int | None:
@@ -291,7 +291,7 @@ def chosen(table: Table, rows: NDArray[Any]) -> Table:
 def total_by_client(table: Table, column: str) -> Curve:
     """The sum of a column over all rows of each client of a table."""
     clients, place = np.unique(table["client"], return_inverse=True)
-    return Curve(clients.astype(np.float64), np.bincount(place, table[column]))
+    return Curve(clients.astype(np.float64), np.bincount(place, table[column]).astype(np.float64))
 
 
 TABLES = {
