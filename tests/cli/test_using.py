@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 import fedloom as fl
 from fedloom.base import yaml
-from fedloom_apps.customise.command import compared, described, measure
+from fedloom_apps.customise.command import as_text, measure, print_metrics
 from fedloom_apps.customise.label_shift import LabelShiftCheck, TargetPrior
 from fedloom_apps.customise.model import TargetFacts, TargetModel
 
@@ -134,7 +134,7 @@ def test_the_loss_on_a_class_that_a_target_does_not_have_is_infinite(
     x, y = run.federation.test.x, run.federation.test.y
     found = [measure(head, x, y), measure(head, x[y > 0], y[y > 0]), measure(run.server, x, y)]
     assert [one["loss"] is None for one in found] == [True, False, False]
-    compared({"this model": found[0]})
+    print_metrics({"this model": found[0]})
     assert "loss infinite, as some inputs are of a class with an estimated share of 0, acc" in capsys.readouterr().err
 
 
@@ -266,7 +266,7 @@ def test_weights_of_clients_that_know_little_of_a_target_are_a_warning(p: list[f
     prior = TargetPrior(np.array([1.0, 0.0]), np.ones(2), np.ones(2), 0.95)
     for known in ([0.0, 1.0, 0.0], [np.nan] * 3):
         facts = TargetFacts(prior, np.array(known), LabelShiftCheck(1.0, 1.0, 0.5, 30))
-        told = described(TargetModel(None, lambda facts=facts: facts, np.array(p)), 30)  # type: ignore[arg-type, misc]
+        told = as_text(TargetModel(None, lambda facts=facts: facts, np.array(p)), 30)  # type: ignore[arg-type, misc]
         assert ("favour clients that know little" in told) == (warned and known[0] == 0)
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedloom.core.federation import Arrays
-from fedloom_apps.distill import Samples, Splits
+from fedloom_apps.distill import Splits, Subset
 
 FOLDER = Path(__file__).parents[2] / "recipes" / "distill"
 PNG = b"\x89PNG"
@@ -34,7 +34,7 @@ def clothes(count: int, seed: int) -> Arrays:
 
 def test_students(tmp_path: Path, recipe: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch):
     students = recipe("students")
-    train, validation, test = (Samples(clothes(*about)) for about in ((40, 0), (10, 1), (20, 2)))
+    train, validation, test = (Subset(clothes(*about)) for about in ((40, 0), (10, 1), (20, 2)))
     monkeypatch.setattr(students, "data", lambda samples: Splits(train, validation, test))
     out, runs = tmp_path / "out", tmp_path / "runs"
 

@@ -184,7 +184,7 @@ def test_another_model_of_the_same_name(folder: Path, refused: Callable[..., str
     config = yaml.load(Path("teacher/config.yaml"))
     config["model"]["hidden"] = [16, 16]
     Path("teacher/config.yaml").write_text(yaml.dump(config))
-    assert "does not fit inputs of shape (1, 8, 8) in 10 classes: its " in refused("teacher=teacher")
+    assert "does not fit inputs of shape (1, 8, 8) in 10 classes: it has no body." in refused("teacher=teacher")
 
 
 def test_a_run_made_in_python(folder: Path, refused: Callable[..., str]) -> None:
