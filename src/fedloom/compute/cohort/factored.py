@@ -56,6 +56,10 @@ class FactoredLinear(CohortLayer):
         self.shift = None if constant is None else x @ constant.mT
         self.gram = torch.bmm(x, x.mT)
         self.moved = torch.zeros_like(self.base)  # D
+        self.start()
+
+    def start(self) -> None:
+        """Start what follows from step to step."""
         self.velocity = torch.zeros_like(self.base) if self.rule.momentum else None  # C
         self.scale, self.pull = [1.0], [0.0]  # a_t and s_t, t = 0, 1, ...
         self.faster, self.pushed = 0.0, 0.0  # a' and s'
@@ -156,17 +160,11 @@ class Clipped(FactoredLinear):
     and the products without G follow from step to step, so that no vector of the size of W is read.
     """
 
-    def open(
-        self,
-        x: Float[Tensor, "C n in"],
-        shared: Float[Tensor, "out in"] | None,
-        constant: Float[Tensor, "clients out in"] | None,
-    ) -> None:
-        super().open(x, shared, constant)
-        begin = self.linear.weight.matrix[: len(x)] if shared is None else shared[None]
-        self.kept = x.new_ones(len(x), dtype=torch.float64)  # a_t of each client
+    def start(self) -> None:
+        begin = self.linear.weight.matrix[: len(self.x)] if self.shared is None else self.shared[None]
+        self.kept = self.x.new_ones(len(self.x), dtype=torch.float64)  # a_t of each client
         self.pulled = torch.zeros_like(self.kept)  # s_t
-        pairs = (begin, begin), (begin, constant), (constant, constant)
+        pairs = (begin, begin), (begin, self.constant), (self.constant, self.constant)
         self.ww, self.wk, self.kk = (_products(*pair) + torch.zeros_like(self.kept) for pair in pairs)
 
     def product(self, y: Tensor, gram: Tensor, moved: Tensor) -> Tensor:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from fedloom.base.tree import Float, Shaped
+from fedloom.compute.cohort.factored import Clipped
 from fedloom.compute.cohort.layers import Draws, Unsupported
 from fedloom.compute.cohort.parameters import Parameter, StepRule, new_rows, parameters
 from fedloom.compute.cohort.pointwise import Dropout
@@ -25,20 +25,8 @@ def has_fused_steps(theta: Tensor) -> bool:
     return theta.is_cpu
 
 
-class Beside(Protocol):
-    """Parameters that are no part of the rows, and are clipped with them."""
-
-    def squared(self) -> Float[Tensor, "c"]:
-        """The squared norm of their h."""
-        ...
-
-    def step(self, factor: Float[Tensor, "c"]) -> None:
-        """Take their step, with h times these factors."""
-        ...
-
-
 class RowSteps:
-    """Takes the steps of a rule on the rows of a cohort, and on what is ``beside`` them.
+    """Takes the steps of a rule on a cohort's rows, and of a ``first`` layer that is clipped with them.
 
     Example:
         >>> theta, grad = torch.zeros(2, 2), torch.tensor([[3.0, 4.0], [0.3, 0.4]])
@@ -50,10 +38,8 @@ class RowSteps:
                 [-0.3000, -0.4000]])
     """
 
-    def __init__(
-        self, theta: Float[Tensor, "C P"], grad: Float[Tensor, "C P"], beside: Beside | None = None
-    ) -> None:  # fmt: skip
-        self.theta, self.grad, self.beside = theta, grad, beside
+    def __init__(self, theta: Float[Tensor, "C P"], grad: Float[Tensor, "C P"], first: Clipped | None = None) -> None:
+        self.theta, self.grad, self.first = theta, grad, first
         self.rule, self.number = StepRule(0.0), 0
         self.back, self.decay = theta.new_zeros(2).unbind()  # -η and 1 - ηd
         self.velocity: Tensor | None = None
@@ -91,11 +77,11 @@ class RowSteps:
         scale = None
         if rule.clip is not None:
             norm = torch.linalg.vector_norm(grad, dim=1, keepdim=True)
-            if self.beside is not None:
-                norm = (norm.square() + self.beside.squared()[:, None]).sqrt().to(norm)
+            if self.first is not None:
+                norm = (norm.square() + self.first.squared()[:, None]).sqrt().to(norm)
             scale = clip_factor(norm, rule.clip)
-            if self.beside is not None:
-                self.beside.step(scale[:, 0])
+            if self.first is not None:
+                self.first.step(scale[:, 0])
         if rule.betas or rule.nesterov:
             if scale is not None:
                 grad.mul_(scale)
@@ -320,11 +306,11 @@ class CohortNet:
         self.row_steps.begin(rule)
         return self.row_steps
 
-    def step_after(self, place: slice, beside: Beside, rule: StepRule) -> RowSteps:
-        """The same for the parameters after those at ``place``, which are the first ones and kept ``beside``."""
+    def step_after(self, place: slice, first: Clipped, rule: StepRule) -> RowSteps:
+        """The same for the parameters after those at ``place``, which a ``first`` layer keeps by itself."""
         self.descend(None)
         rest = slice(place.stop, None)
-        steps = RowSteps(self.theta[:, rest], self.grad[:, rest], beside)
+        steps = RowSteps(self.theta[:, rest], self.grad[:, rest], first)
         steps.begin(rule if rule.constant is None else replace(rule, constant=rule.constant[:, rest]))
         return steps
 
