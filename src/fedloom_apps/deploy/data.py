@@ -89,8 +89,13 @@ class DataSpec:
             f"inputs must have 1 to {NUMBERS:,} numbers": bool(self.inputs) and size <= NUMBERS,
             f"targets must have at most {NUMBERS:,} numbers": prod(self.targets) <= NUMBERS,
             "names must have one entry per class": len(self.names) in (0, self.classes),
-            "mean and std must have an entry per channel, those of std positive": (
-                len(self.mean) == len(self.std) in (0, *self.inputs[:1]) and all(s > 0 for s in self.std)
+            "mean and std must have a finite entry per channel, those of std positive": (
+                len(self.mean) == len(self.std) in (0, *self.inputs[:1])
+                and all(map(is_number, (*self.mean, *self.std)))
+                and all(s > 0 for s in self.std)
+            ),
+            "range must be two finite numbers, the least first": (
+                self.range is None or (all(map(is_number, self.range)) and self.range[0] <= self.range[1])
             ),
             "validation and held_out must leave something to train on": self.validation + self.held_out < 1,
             "columns must have one name per input": len(self.columns) in (0, size),
