@@ -17,7 +17,7 @@ from fedloom_apps.report.tables import ReportTable
 
 SETS_SHOWN = 8
 """Largest number of synthetic sets shown."""
-PNG, LARGEST = b"\x89PNG\r\n\x1a\n", 8 << 20
+PNG, LARGEST = b"\x89PNG\r\n\x1a\n", 64 << 20
 """How a picture begins, and the bytes that it has at most."""
 
 
