@@ -70,8 +70,9 @@ their runs: with Bonferroni's correction for the {judged} claims that were run a
 
 In the tables below,
 
-- *ours* is the mean figure of the first method, then that of the other (of several others the best, named in brackets);
-  ≥: at least one run ended before the target. A transmission is one round of FedAvg; a round of SCAFFOLD costs two;
+- *ours* is the mean figure of the first method, then that of the other (of several others the one over which the lead
+  is the least certain, named in brackets: a lead over all must hold over each); ≥: at least one run ended before the
+  target. A transmission is one round of FedAvg; a round of SCAFFOLD costs two;
 - *excluded* counts client updates that were excluded from the runs, where they were counted;
 - *cost* is what each of the two methods sent or kept, unless the figure itself is a cost;
 - *why* says whether the published gain lies outside the interval and, for undecided claims, what our runs show.
@@ -149,15 +150,9 @@ def anchor(title: str) -> str:
     return f"[{title}](#{place.replace(' ', '-')})"
 
 
-def kind(found: Evidence) -> str:
-    """The verdict; of claims not run as published, whether they hold here or their opposite does, if that is known."""
-    here = found.reason.rpartition("; ")[2]
-    return here if here in (HOLDS, OPPOSITE) else found.verdict
-
-
 def counts(judged: Iterable[tuple[Claim, Evidence]]) -> list[int]:
     """Numbers of claims: all, by verdict, those that hold here or whose opposite does, and both kinds of open ones."""
-    found = Counter(kind(one) for _, one in judged)
+    found = Counter(one.kind for _, one in judged)
     reproduced = found[Verdict.REPRODUCED] + found[Verdict.SCRIPTS]
     kinds = (Verdict.ON_TEST, Verdict.ORDER, Verdict.NOT_REPRODUCED, HOLDS, OPPOSITE, Verdict.SEEDS, Verdict.OTHERWISE)
     return [found.total(), reproduced, *(found[one] for one in kinds)]
@@ -172,7 +167,7 @@ def comparisons(judged: Iterable[tuple[Claim, Evidence]]) -> list[tuple[Claim, E
     for claim, one in judged:
         if claim.published != "-":
             found.setdefault((claim.table, claim.published), []).append((claim, one))
-    return [min(claims, key=lambda pair: FAVOUR.index(kind(pair[1]))) for claims in found.values()]
+    return [min(claims, key=lambda pair: FAVOUR.index(pair[1].kind)) for claims in found.values()]
 
 
 def is_firm(claim: Claim, found: Evidence, claims: int) -> bool:

@@ -123,7 +123,23 @@ def test_seeds_without_a_difference_are_not_passed_over(protocol: ModuleType) ->
     assert (found.verdict, found.reason) == ("not run as published", "1 of 4 seeds have no difference")
 
 
-def test_the_best_of_several_counts(protocol: ModuleType) -> None:
+def test_a_lead_over_several_must_hold_over_each(protocol: ModuleType) -> None:
+    """C has the better mean, but it is over B, whose figures scatter, that the lead is uncertain; D is ahead."""
+    results = stored(A=[5, 5.1, 5.2], B=[1, 6, 1], C=[4, 4, 4.2], D=[5.3, 5.4, 5.6])
+    for rivals, against, verdict, here in (
+        ("C", "C", "reproduced", "holds here"),
+        ("BC", "B", "needs more seeds", "not run as published"),
+        ("CB", "B", "needs more seeds", "not run as published"),
+        ("BCD", "D", "not reproduced", "the opposite holds here"),
+    ):
+        others = tuple(f"runs > {rival} > * > score" for rival in rivals)
+        found = protocol.evidence(claim(protocol, others), results)
+        assert (found.against, found.verdict) == (against, verdict)
+        found = protocol.evidence(claim(protocol, others, differs="small"), results)
+        assert (found.against, found.kind) == (against, here)
+
+
+def test_one_that_diverged_is_no_rival(protocol: ModuleType) -> None:
     results = stored(A=[5, 5.1, 5.2], B=[1, 1, 1], C=[9, 9, 9.3])
     several = claim(protocol, ("runs > B > * > score", "runs > C > * > score"))
     found = protocol.evidence(several, results)

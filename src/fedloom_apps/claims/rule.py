@@ -16,6 +16,8 @@ A claim says that one method is better than another: a sentence of a paper, or t
   the same unit;
 - *not reproduced* if the interval lies below zero, or contains zero and lies below half the published gain.
 
+Where one method is said to be ahead of several, each of them is judged, and the least favourable verdict counts.
+
 A run that did not reach its target counts with what it had spent when it ended, which bounds the gain from one side: a
 bound can decide only in its own direction.
 """
@@ -25,12 +27,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from math import inf, isnan
+from math import isnan
 from statistics import fmean
 from typing import Any
 
 from scipy.special import stdtrit
 
+from fedloom.base.ranges import each
 from fedloom.metrics.curves import paired
 
 MOST = 0.05
@@ -62,6 +65,11 @@ class Verdict(str, Enum):
         return self in (Verdict.OTHERWISE, Verdict.SEEDS)
 
 
+LEAST = (Verdict.NOT_REPRODUCED, OPPOSITE, Verdict.OTHERWISE, Verdict.SEEDS, HOLDS, Verdict.ORDER, Verdict.ON_TEST,
+         Verdict.SCRIPTS, Verdict.REPRODUCED)  # fmt: skip
+"""What is known of a lead over one of several others, from what speaks most against a lead over all of them on."""
+
+
 class AtLeast(float):
     """A lower bound, from a run that ended before its target: the true figure is at least as large."""
 
@@ -70,8 +78,10 @@ class AtLeast(float):
 class Claim:
     """A published claim, and how its evidence is read from a file of results.
 
-    ``ours`` and ``other`` are paths with `` > `` between keys and ``*`` in place of the seed; of several others, the
-    one with the best mean counts; one with a seed without a number has none. ``measure`` reads the figure of a run,
+    ``ours`` and ``other`` are paths with `` > `` between keys and ``*`` in place of the seed. Of several others
+    the one over which the lead is the least certain counts: a method is ahead of all only if the interval over each
+    lies above zero (an intersection–union test, which needs no correction for their number). One that has no number
+    in some seed counts only if all others have none, too. ``measure`` reads the figure of a run,
     ``cost`` what the run sent or kept. ``lower``: smaller figures are better. ``differs``: what differs from the
     publication. Fewer than ``seeds`` seeds cannot decide. ``entry`` says which of several others an index is.
     ``on_test``: our figure is the best on test images over the values of a setting, as the authors' code has it.
@@ -106,6 +116,12 @@ class Evidence:
     cost: str
     verdict: Verdict
     reason: str
+
+    @property
+    def kind(self) -> str:
+        """The verdict; of a claim not run as published, whether it or its opposite holds here, if that is known."""
+        here = self.reason.rpartition("; ")[2]
+        return here if here in (HOLDS, OPPOSITE) else self.verdict
 
 
 def find(results: Mapping[str, Any], path: str) -> dict[str, Any]:
@@ -219,20 +235,22 @@ def deciding(gain: Mapping[str, float], published: float = 0.0) -> int:
 
 def evidence(claim: Claim, results: Mapping[str, Any], differs: str = "") -> Evidence:
     """A claim's evidence in the content of its file; ``differs``: how all its runs differ from the publication."""
-    ours = measured(claim, results, claim.ours)
-    sign = -1 if claim.lower else 1
-    paths = (claim.other,) if isinstance(claim.other, str) else claim.other
-    tried = {path: measured(claim, results, path) for path in paths}
-    means = {path: sign * fmean(figures.values()) for path, figures in tried.items()}
-    best = max(means, key=lambda path: -inf if isnan(means[path]) else means[path])
-    rivals = tried[best]
+    tried = {path: measured(claim, results, path) for path in each(claim.other)}
+    counted = [path for path, figures in tried.items() if not any(map(isnan, figures.values()))] or [*tried]
+    against = [_against(claim, results, path, differs) for path in counted]
+    return min(against, key=lambda one: (LEAST.index(one.kind), one.gain["mean"]))
+
+
+def _against(claim: Claim, results: Mapping[str, Any], path: str, differs: str) -> Evidence:
+    """The evidence for a claim's being true of one of the others."""
+    ours, rivals = measured(claim, results, claim.ours), measured(claim, results, path)
     seeds = [s for s in ours if s in rivals and not (isinstance(ours[s], AtLeast) and isinstance(rivals[s], AtLeast))]
     both = [s for s in ours if s in rivals] or [*ours]
-    scale = sign * claim.unit
+    scale = (-1 if claim.lower else 1) * claim.unit
     gain = paired({s: scale * ours[s] for s in seeds}, {s: scale * rivals[s] for s in seeds})
     late = [any(isinstance(v[s], AtLeast) for s in seeds) for v in (ours, rivals)]
     at_least, at_most = reversed(late) if claim.lower else late
-    lost = [*dropped(results, claim.ours), *dropped(results, best)]
+    lost = [*dropped(results, claim.ours), *dropped(results, path)]
     share = max(lost, default=0.0)
     verdict, reason = judge(
         gain, differs=claim.differs or differs, scripts=claim.scripts, on_test=claim.on_test, left_out=share,
@@ -242,10 +260,10 @@ def evidence(claim: Claim, results: Mapping[str, Any], differs: str = "") -> Evi
     return Evidence(
         ours=figure({s: ours[s] for s in both}, claim),
         other=figure({s: v for s, v in rivals.items() if s in both} or rivals, claim),
-        against=name(best, claim),
+        against=name(path, claim),
         gain=gain,
         left_out="-" if not lost else f"{share:.1%}" if share else f"{sum(lost):.0f}",
-        cost=" : ".join(spent(claim.cost[0], results, path) for path in (claim.ours, best)) + f" {claim.cost[1]}"
+        cost=" : ".join(spent(claim.cost[0], results, one) for one in (claim.ours, path)) + f" {claim.cost[1]}"
         if claim.cost else "-",
         verdict=verdict,
         reason=reason,
