@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers.commands import Cli
 
@@ -115,3 +116,15 @@ def test_what_a_strangers_settings_hold_does_not_reach_the_terminal_raw(cli: Cli
         path.write_text(re.sub(r"(?m)^  lr: (.*)$", r'  lr: "\\e[31m\1"', path.read_text(), count=1))
     done = cli("report", "tuning", "--best", "tuned")
     assert (done.code, "\x1b" in done.out, "local.lr=[31m" in done.out.replace(" ", "")) == (0, False, True)
+
+
+def test_recipes_whose_names_would_be_alike_are_files_of_their_own(cli: Cli) -> None:
+    federation = fl.data.federate("digits", "iid", clients=2)
+    x, y = federation.train.arrays.x[:80].numpy(), federation.train.arrays.y[:80].numpy()
+    for number, name in enumerate(("a-b", "a_b")):
+        np.savez(f"{name}.npz", x=x + number, y=y)
+    words = ("clients=2", "rounds=1", "validation=0.2", "evaluation.what=[validation]", "partition=iid", "out=tuning")
+    assert cli("run", "-q", "-m", "data=npz", "data.path=a-b.npz,a_b.npz", "method=fedavg", *words).code == 0
+    assert cli("report", "tuning", "--best", "tuned").code == 0
+    paths = [resolve([], recipe)["data.path"] for recipe in sorted(Path("tuned").iterdir())]
+    assert {Path(path).name for path in paths} == {"a-b.npz", "a_b.npz"}

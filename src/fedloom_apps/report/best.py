@@ -12,7 +12,7 @@ from typing import Any
 from fedloom.base import yaml
 from fedloom.base.errors import ConfigError
 from fedloom.config.schema import read_run
-from fedloom_apps.report.charts import slug
+from fedloom_apps.report.charts import slugs
 from fedloom_apps.report.groups import PROVENANCE, RunGroup, by_data, settings
 from fedloom_apps.report.render import write
 from fedloom_apps.report.runs import RunData
@@ -42,14 +42,15 @@ def write_best(groups: Sequence[RunGroup], folder: Path) -> Iterator[str]:
         raise ConfigError(f"{str(folder)!r} exists already; choose another folder for --best.")
     results = per_run(groups, partial(RunData.result, key=key))
     of_label = {member.label: stats for member, stats in zip(groups, results, strict=True)}
-    for title, rivals in _of_methods(groups):
+    methods = [*_of_methods(groups)]
+    for (title, rivals), file in zip(methods, slugs(title for title, _ in methods), strict=True):
         stats = [of_label[member.label] for member in rivals]
         known = {place: one.mean for place, one in enumerate(stats) if one.mean is not None}
         if not known:
             yield f"{title}: no recipe, since none of its settings has a result of all seeds."
             continue
         place = (max if direction == "max" else min)(known, key=known.__getitem__)
-        path = write(folder / f"{slug(title)}.yaml", yaml.dump(_recipe(rivals[place].runs[0].path)))
+        path = write(folder / f"{file}.yaml", yaml.dump(_recipe(rivals[place].runs[0].path)))
         chosen = ", ".join(_chosen(rivals, place)) or "the only settings"
         text = f"validation {name} {stats[place].text(FORMATS[form])}{' %' * (form == 'percent')}"
         (lost,) = per_run([rivals[place]], lambda run: run.share_left_out)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain, count
 from typing import Any, Literal
 
 import numpy as np
@@ -229,6 +230,19 @@ def slug(text: str) -> str:
     'fedavg_lr_0_1'
     """
     return re.sub(r"\W+", "_", text)
+
+
+def slugs(texts: Iterable[str]) -> list[str]:
+    """Texts as parts of the names of files in one folder; where two are alike but for capitals, the later has a number.
+
+    >>> slugs(["fedavg, lr=0.1", "FedAvg, lr=-0.1", "fedavg"])
+    ['fedavg_lr_0_1', 'FedAvg_lr_0_1_2', 'fedavg']
+    """
+    names: dict[str, str] = {}
+    for base in map(slug, texts):
+        name = next(name for name in chain([base], (f"{base}_{n}" for n in count(2))) if name.lower() not in names)
+        names[name.lower()] = name
+    return [*names.values()]
 
 
 def thinned(count: int, most: int = POINTS) -> NDArray[np.int64]:

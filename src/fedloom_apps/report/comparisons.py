@@ -19,7 +19,7 @@ import numpy as np
 from fedloom.core.slots import SLOTS
 from fedloom.experiment.console import ABSENT, EPSILONS, WORDS, duration, notes, number, plural
 from fedloom.metrics import rounds_to_target
-from fedloom_apps.report.charts import slug
+from fedloom_apps.report.charts import slugs
 from fedloom_apps.report.groups import (
     PROVENANCE,
     RunGroup,
@@ -277,8 +277,8 @@ _NOTE = (
 )
 
 
-def target_table(groups: Sequence[RunGroup], target: TargetValue) -> ReportTable:
-    """The cost of each group until it reached a target."""
+def target_table(groups: Sequence[RunGroup], target: TargetValue, name: str) -> ReportTable:
+    """The cost of each group until it reached a target, of which the table has its name."""
 
     def spent(run: RunData) -> dict[str, Curve]:
         """What a run had spent at each of its evaluations: hours, rounds, FedAvg rounds, parameters."""
@@ -315,8 +315,7 @@ def target_table(groups: Sequence[RunGroup], target: TargetValue) -> ReportTable
     if len(baselines) == 1 and (baseline := baselines[0]) and len(groups) > 1:
         savings = [f"{baseline / s.mean:.1f} ×" if s.mean else ABSENT for s in relative]
         columns.append(words("FedAvg ÷ method", savings))
-    name = f"target_{slug(target.text)}".strip("_")
-    return group_table(groups, name, f"To the target {target.text}", columns, _NOTE + _arithmetic(groups))
+    return group_table(groups, f"target_{name}", f"To the target {target.text}", columns, _NOTE + _arithmetic(groups))
 
 
 def total_table(groups: Sequence[RunGroup]) -> ReportTable:
@@ -366,7 +365,9 @@ def time_table(groups: Sequence[RunGroup]) -> ReportTable | None:
 
 def cost_tables(groups: Sequence[RunGroup]) -> list[ReportTable]:
     """A table for each target of the runs, then the total communication."""
-    tables = [target_table(groups, target) for target in targets(groups) if has(groups, target.metric)]
+    reached = [target for target in targets(groups) if has(groups, target.metric)]
+    names = slugs(target.text.rstrip(" %") for target in reached)
+    tables = [target_table(groups, target, name) for target, name in zip(reached, names, strict=True)]
     return [*tables, total_table(groups)] if has(groups, COMMUNICATION) else tables
 
 

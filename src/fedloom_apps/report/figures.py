@@ -25,6 +25,7 @@ from fedloom_apps.report.charts import (
     Network,
     Series,
     slug,
+    slugs,
     thinned,
 )
 from fedloom_apps.report.groups import Band, RunGroup, all_runs, band, form_of, has, on_the_same_data, series, targets
@@ -137,7 +138,8 @@ def gains(groups: Sequence[RunGroup]) -> Iterator[Chart]:
     """Each client's metric against its value in the runs of FedAvg, and of local training, with the same seed."""
     metric = client_metric(groups)
     up, form = direction(metric) == "max", form_of(metric)
-    for baseline in (member for member in groups if member.method in ("fedavg", "local")):
+    baselines = [member for member in groups if member.method in ("fedavg", "local")]
+    for baseline, suffix in zip(baselines, slugs(member.label for member in baselines), strict=True):
         before = {run.seed: run.by_client(metric) for run in baseline.runs}
         clouds, better = [], []
         for member in groups:
@@ -159,7 +161,7 @@ def gains(groups: Sequence[RunGroup]) -> Iterator[Chart]:
                 f"it gains over {baseline.label}. Clients that gain: {'; '.join(better)}."
             )
             x, y = Axis(f"{metric} with {baseline.label}", form), Axis(f"{metric} of a client", form)
-            heading, name = f"Gain of each client over {baseline.label}", f"gain_over_{slug(baseline.label)}"
+            heading, name = f"Gain of each client over {baseline.label}", f"gain_over_{suffix}"
             yield Chart(name, heading, caption, [x], y, clouds, points=True, diagonal=True)
 
 
@@ -219,7 +221,7 @@ def reliability(groups: Sequence[RunGroup]) -> Iterator[Chart]:
 
 def guides(groups: Sequence[RunGroup]) -> Iterator[Chart]:
     """Histograms of a distillation guide's g over samples on which the student is right, and on which it is wrong."""
-    for member in groups:
+    for member, suffix in zip(groups, slugs(member.label for member in groups), strict=True):
         table = member.runs[0].guide
         if not table:
             continue
@@ -229,7 +231,7 @@ def guides(groups: Sequence[RunGroup]) -> Iterator[Chart]:
             share = np.histogram(g, bins=20, range=(0, 1))[0] / max(len(g), 1)
             lines.append(Series(label, LineStyle(colour), [np.arange(0.025, 1, 0.05)], share))
         caption = "Shares of the training samples in 20 bins of the guide's g; the more the two differ, the better."
-        heading, name = f"Guide of {member.label}", f"guide_{slug(member.label)}"
+        heading, name = f"Guide of {member.label}", f"guide_{suffix}"
         yield Chart(name, heading, caption, [Axis("g")], Axis("share of samples", "percent"), lines)
 
 

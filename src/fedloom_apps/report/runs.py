@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,8 +14,9 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from fedloom.base.errors import FedLoomError, outside
+from fedloom.base.errors import ConfigError, FedLoomError, outside
 from fedloom.base.settings import bare, flatten
+from fedloom.core.local import cohort_size
 from fedloom.experiment.console import ABSENT
 from fedloom.experiment.rundir import RunDirectory, Status
 from fedloom_apps.report.charts import Floats
@@ -222,12 +224,11 @@ class RunData:
 
     @property
     def cohort_size(self) -> float | None:
-        """Clients per round: as configured, max(⌊C · K⌋, 1) of the K that train, or the recorded mean."""
-        if cohort := self.number("cohort"):
-            return cohort
-        rate = self.number("participation")
-        if self.seen and rate:
-            return max(math.floor(self.seen * rate + 1e-9), 1)
+        """Clients per round: as configured, of those that train, or the recorded mean."""
+        rate, cohort = self.number("participation"), self.number("cohort")
+        if self.seen and (rate or cohort):
+            with suppress(ConfigError):  # of settings that no run has
+                return cohort_size(self.seen, rate or 1.0, None if cohort is None else int(cohort))
         return self.curve("cohort").value(np.mean)
 
     def by_client(self, metric: str) -> Curve:
