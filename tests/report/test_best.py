@@ -122,7 +122,7 @@ def test_recipes_whose_names_would_be_alike_are_files_of_their_own(cli: Cli) -> 
     federation = fl.data.federate("digits", "iid", clients=2)
     x, y = federation.train.arrays.x[:80].numpy(), federation.train.arrays.y[:80].numpy()
     for number, name in enumerate(("a-b", "a_b")):
-        np.savez(f"{name}.npz", x=x + number, y=y)
+        np.savez(f"{name}.npz", x_train=x + number, y_train=y)
     words = ("clients=2", "rounds=1", "validation=0.2", "evaluation.what=[validation]", "partition=iid", "out=tuning")
     assert cli("run", "-q", "-m", "data=npz", "data.path=a-b.npz,a_b.npz", "method=fedavg", *words).code == 0
     assert cli("report", "tuning", "--best", "tuned").code == 0
