@@ -45,6 +45,17 @@ def test_a_run_as_it_was_recorded_and_its_first_rounds_again(cli: Cli, run: Path
     assert cli("verify", "runs", "--replay", "2") == (0, "runs/a: as recorded\n", "")
 
 
+@pytest.mark.parametrize("lost", [True, False], ids=["lost", "altered"])
+def test_states_of_clients_to_which_checkpoints_refer_belong_to_a_run(lost: bool, cli: Cli, tmp_path: Path) -> None:
+    assert cli(*WORDS, "method=scaffold", "out=runs/a").code == 0
+    assert cli("verify", "runs/a").code == 0
+    path = max((tmp_path / "runs" / "a" / "clients").iterdir())
+    content = path.read_bytes()
+    path.unlink() if lost else path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    code, out, _ = cli("verify", "runs/a")
+    assert (code, path.name in out, ("is missing" if lost else "its checksum differs") in out) == (1, True, True)
+
+
 @pytest.mark.parametrize(
     ("alter", "name"),
     [(cut, "metrics.jsonl"), (better, "metrics.jsonl"), (other_settings, "config.yaml"), (without_model, "model.safe")],
@@ -147,3 +158,13 @@ def test_a_run_from_python_has_checksums_but_no_data_and_parts_to_run_again(cli:
     code, out, _ = cli("verify", "mine", "--replay", "1")
     assert code == 1
     assert "its data, model and parts are recorded by digest alone, so make it again in Python" in out
+
+
+def test_a_run_of_another_version_says_which_one_goes_on_with_it(cli: Cli, run: Path) -> None:
+    path = run / "config.yaml"
+    path.write_text(path.read_text().replace("version: 2\n", "version: 3\n"))
+    for words in (("run", "resume=runs/a"), ("evaluate", "run=runs/a")):
+        done = cli(*words)
+        assert (done.code, "use the version that its config.yaml names" in done.err) == (2, True)
+    with pytest.warns(match="config.yaml was cut, altered"):
+        assert cli("report", "runs/a").code == 0

@@ -163,7 +163,7 @@ MISTAKES = {
     "distill model=fedssa_cnn": "at least 16 by 16",
     "distill seed=1,2": "add -m",
     "distill seed": "write it as key=value",
-    "distill resume=nix": "'nix' is not a run directory",
+    "distill resume=nix": "nix is not a run directory",
     "distill resume=nix out=there": "cannot be combined",
     "distill --nix": "has no option '--nix'",
     "distill teacher=mlp teacher_epochs=0": "mlp starts from random values; train it, with teacher_epochs=20",

@@ -127,7 +127,7 @@ MISTAKES = {
     "data=mnist": "MNIST is missing",
     "device=tpu": "unknown device 'tpu'",
     "dtype=half": "dtype is 'half'; there are: float32, float64",
-    "resume=nix": "'nix' is not a run directory",
+    "resume=nix": "nix is not a run directory",
     "resume=nix out=there": "cannot be combined",
     "seed=[1": "cannot be read",
     "learner.alpha.deep=1": "settings have one dot",

@@ -226,3 +226,14 @@ def test_a_run_that_ended_before_its_first_round_says_how_to_begin_again(
     assert Path("both/report.html").exists()
     full[0] = False
     assert cli("run", "-q", "resume=fedavg").code == cli("run", "-q", "resume=both").code == 0
+
+
+def test_results_are_shown_where_their_page_cannot_be_written(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: Any, **settings: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("fedloom_apps.report.render.write_whole", full)
+    done = cli("run", "-q", "data=digits", "clients=3", "rounds=1", "model=logistic", "method=fedavg", "out=there")
+    assert (done.code, "run directory: there" in done.out) == (2, True)
+    assert done.err.startswith("fedloom: report: the report cannot be written to there/")
+    assert cli("verify", "there").out == "there: as recorded\n"

@@ -109,7 +109,7 @@ def test_images_in_another_range_are_refused_before_they_are_learnt(
         (("judge.augment=[crop,turn]",), "unknown augmentation 'turn'"),
         (("method.per_class=0",), "per_class must be at least 1"),
         (("data=synthetic", "partition=natural", "clients=20"), "energy_cnn"),
-        (("resume=nowhere",), "'nowhere' is not a run directory"),
+        (("resume=nowhere",), "nowhere is not a run directory"),
     ],
 )
 def test_mistakes_end_in_one_sentence_before_anything_is_written(

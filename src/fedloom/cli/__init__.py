@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -187,8 +188,9 @@ VERIFY = """Check that finished runs are still as they were recorded when they e
 usage: fedloom verify DIR [DIR …] [--replay N] [--debug]
 
 DIR is a run directory, or a folder of runs. Settings (with the revision of the code), records and final models are
-compared with the checksums in summary.json, checkpoints with their own, and records with the summary. This finds damage
-and changes by mistake; a replay also finds changes whose checksums were rewritten. The exit code is 1 if a run differs.
+compared with the checksums in summary.json, checkpoints and the client states they need with their own, and records
+with the summary. This finds damage and changes by mistake; a replay also finds changes whose checksums were rewritten.
+The exit code is 1 if a run differs.
 
 options:
   --replay N              also run the first N rounds again, and compare their records bit for bit
@@ -273,6 +275,8 @@ def help_of(application: Application) -> str:
 
 
 OK, MISTAKE, INTERRUPTED = 0, 2, 130
+GLUED = re.compile(r"-\w[\w.]+=")
+"""A setting behind one dash."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -293,6 +297,8 @@ class Parser(argparse.ArgumentParser):
 
     def read(self, words: Sequence[str]) -> argparse.Namespace:
         """Parse the words of a command line."""
+        if "--dry-run" in self.options and (glued := next(filter(GLUED.match, words), None)):  # -m, …, to argparse
+            raise ConfigError(f"{self.prog} has no option {glued!r}; settings are typed {glued[1:]}, without dashes.")
         arguments, others = self.parse_known_args(words)
         for other in others:
             if other.startswith("-"):

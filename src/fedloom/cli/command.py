@@ -25,7 +25,7 @@ from rich.table import Table
 from fedloom.applications import applications, at, of_kind
 from fedloom.base import fork_safety, yaml
 from fedloom.base.errors import CheckpointError, ClientError, ConfigError, FedLoomError
-from fedloom.base.files import writing
+from fedloom.base.files import readable, writing
 from fedloom.base.settings import flatten
 from fedloom.config.keys import Shared, run_settings
 from fedloom.config.overrides import one_recipe, split_words
@@ -187,8 +187,8 @@ def _read_plan(schema: CommandSchema, parent: Path, words: Sequence[str]) -> Run
     """The runs of a stored plan, with words on their engine; those that have a run directory are resumed."""
     jobs = []
     home = parent.resolve()
-    runs, text = read(parent / PLAN), (parent / PLAN).read_text(encoding="utf-8")
-    if not runs or (text.startswith(FIRST) and not text.endswith(LAST)):
+    text = readable(parent / PLAN).read_text(encoding="utf-8", errors="replace")
+    if (text.startswith(FIRST) and not text.endswith(LAST)) or not (runs := read(parent / PLAN)):
         raise CheckpointError(f"{parent / PLAN} was cut short, so that runs would be lost; bring back a copy of it.")
     for name, about in runs.items():
         directory = parent / name
@@ -365,7 +365,7 @@ class Command:
                 raise
             finally:
                 traces.print()
-            self.show([*([] if arguments.json else [console]), *log], batch, arguments.verbose)
+            failed += self.show([*([] if arguments.json else [console]), *log], batch, arguments.verbose)
             if arguments.json:
                 print_raw(console, json.dumps([*self._summaries(batch)], indent=1))
         for label, error in failed:
@@ -436,15 +436,20 @@ class Command:
         step = of_kind(self.schema.kind).step
         return f"stopped after {step} {done} of {who}; continue with: {how}"
 
-    def show(self, consoles: Sequence[Console], batch: RunPlan, verbose: bool = False) -> None:
-        """Write figures and pages; print the results, with ``verbose`` how they were computed, and all files' paths."""
+    def show(
+        self, consoles: Sequence[Console], batch: RunPlan, verbose: bool = False
+    ) -> list[tuple[str, FedLoomError]]:
+        """Write figures and pages; print the results, with ``verbose`` how they were computed, and all files' paths.
+
+        Returns the applications that could not add to them, as for a full disk.
+        """
         runs = [(batch.title(job), RunDirectory(job.directory)) for job in batch.jobs if job.is_begun]
         rows = [(label, run.summary()) for label, run in runs]
         for console in consoles:
             with ignoring_full_disk(console):
                 console.print()
                 console.print(self.table(rows))
-        lines, files = self._after([(label, run.path) for label, run in runs if run.metrics()], batch.parent)
+        lines, files, failed = self._after([(label, run.path) for label, run in runs if run.metrics()], batch.parent)
         for console in consoles:
             with ignoring_full_disk(console):
                 for text in [*lines, *self.remarks(rows)]:
@@ -463,17 +468,25 @@ class Command:
             with ignoring_full_disk(console):
                 for word, path in places:
                     print_raw(console, f"{word + ':':<{width}} {relpath(path)}")
+        return failed
 
     @staticmethod
-    def _after(runs: Sequence[tuple[str, Path]], parent: Path) -> tuple[list[str], list[tuple[str, Path]]]:
-        """The sentences and files that applications add to results."""
+    def _after(
+        runs: Sequence[tuple[str, Path]], parent: Path
+    ) -> tuple[list[str], list[tuple[str, Path]], list[tuple[str, FedLoomError]]]:
+        """The sentences and files that applications add to results, and what went wrong with them."""
         lines: list[str] = []
         files: list[tuple[str, Path]] = []
+        failed: list[tuple[str, FedLoomError]] = []
         for application in applications().values() if runs else ():
             if application.after:
-                more = at(application.after)(runs, parent)
-                lines, files = [*lines, *more[0]], [*files, *more[1]]
-        return lines, files
+                try:
+                    more = at(application.after)(runs, parent)
+                except FedLoomError as error:
+                    failed.append((application.name, error))
+                else:
+                    lines, files = [*lines, *more[0]], [*files, *more[1]]
+        return lines, files, failed
 
     def _summaries(self, batch: RunPlan) -> Iterator[dict[str, Any]]:
         """The runs for ``--json``: name, directory, and what is in ``summary.json``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from fedloom.experiment import checkpoint, federated
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.console import make_console, print_raw, relpath
 from fedloom.experiment.rundir import RunDirectory, Status
+from fedloom.experiment.store import NOUNS, StateFolder, StateStore
 
 OK, WRONG = 0, 1
 MOST = 1000
@@ -79,7 +81,9 @@ def problem(run: Path, rounds: int) -> str | None:
         return directory.changed
     for path in checkpoint.available(directory.checkpoints):
         with checkpoint.refusing(path):
-            checkpoint.read(path)
+            for name, index in checkpoint.read(path).tensors.items():
+                if name in NOUNS:
+                    deque(StateStore(StateFolder(run / name, NOUNS[name]), room=0).opened(index), maxlen=0)
     last, seed = (directory.metrics() or [{"round": 0}])[-1], summary.get("seed")
     final = {key: value for key, value in last.items() if key not in ("round", "seconds")}
     if (summary.get("rounds"), summary.get("final")) != (last["round"], final) or config.get("seed", seed) != seed:

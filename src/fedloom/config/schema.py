@@ -364,10 +364,7 @@ def read(path: Path) -> dict[str, Any]:
 
 def read_run(directory: Path) -> dict[str, Any]:
     """The configuration of a run directory, without what records how it was made."""
-    path = directory / "config.yaml"
-    if not path.is_file():
-        raise CheckpointError(f"{str(directory)!r} is not a run directory: {RunDirectory(directory).lack()}.")
-    return read(path)
+    return {key: value for key, value in RunDirectory(directory).config().items() if key not in PROVENANCE}
 
 
 def interpolate(tree: Mapping[str, Any]) -> dict[str, Any]:

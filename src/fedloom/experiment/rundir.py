@@ -108,7 +108,7 @@ def _lacks(first: int, number: int) -> str:
 
 
 VERSION = 2
-"""Format version; a directory of another one can be read but not resumed."""
+"""Format version; of a directory with another one only settings, records and tables are read."""
 
 PROVENANCE = ("identity", "changes", "about", "kind", "version", "versions", "machine", "git")
 """Keys of ``config.yaml`` that record how a run was made; it is a recipe without them."""
@@ -282,7 +282,9 @@ class RunDirectory:
         try:
             stored = yaml.load(path)
         except Exception as error:  # of YAML, and of reading the file
-            raise CheckpointError(f"{path} cannot be read as a configuration: {first_line(error)}.") from error
+            raise CheckpointError(
+                f"{path} cannot be read as a configuration ({first_line(error)}); bring back a copy of it."
+            ) from error
         if not isinstance(stored, dict) or not stored:
             raise CheckpointError(f"{path} holds no settings: it was emptied or damaged; bring back a copy of it.")
         if not isinstance(stored.get("identity", {}), dict):
@@ -404,7 +406,7 @@ class RunDirectory:
         atomic.write_whole(self.path / "citations.bib", citations.encode())
 
     def continued(self) -> dict[str, Any]:
-        """The configuration of a run to be resumed here.
+        """The configuration of a run to be resumed or loaded here.
 
         Raises:
             CheckpointError: if this is not a run directory, or has another format version.
@@ -412,8 +414,9 @@ class RunDirectory:
         config = self.config()
         if config.get("version") != VERSION:
             raise CheckpointError(
-                f"{self.path} was written by another version of FedLoom (format {config.get('version')}, this one "
-                f"writes {VERSION}): it can be read but not continued; start a new run in another directory."
+                f"{self.path} was written by another version of FedLoom (format {config.get('version')}, this one has "
+                f"{VERSION}), so that only reports read it here; use the version that its config.yaml names, or start "
+                "a new run in another directory."
             )
         for name in WRITTEN:
             atomic.refuse_link(self.path / name, "a resumed run")
