@@ -42,8 +42,8 @@ def test_predict_and_export(cli: Cli, finished: fl.TrainedRun) -> None:
     accuracy = float((expected == test.y).double().mean())
     assert f"{len(expected)} samples: loss " in answer.err
     assert f"accuracy {accuracy:.4g}" in answer.err
-    assert cli("predict", "run=done", "inputs.npy", "--client", "3", "--out", "p.npz").code == 0
-    assert np.load("p.npz")["prediction"].tolist() == expected.tolist()
+    assert cli("predict", "run=done", "inputs.npy", "--client", "3", "--out", "new/p.npz").code == 0
+    assert np.load("new/p.npz")["prediction"].tolist() == expected.tolist()
     assert cli("predict", "run=done", "inputs.npy", "--client", "3", "--out", "p.csv").code == 0
     assert Path("p.csv").read_text().split()[1:] == answer.out.split()
     assert "exists" not in cli("predict", "run=done", "inputs.npy", "--client", "3", "--out", "p.csv").out
@@ -56,6 +56,9 @@ def test_predict_and_export(cli: Cli, finished: fl.TrainedRun) -> None:
 def test_mistakes_are_sentences(cli: Cli, finished: fl.TrainedRun) -> None:
     np.savez("z.npz", z=np.zeros(3))
     np.save("flat.npy", np.zeros((3, 5)))
+    np.savez("few.npz", x=finished.federation.test.x[:3].numpy(), y=np.zeros(2, dtype=np.int64))
+    answer = cli("predict", "run=done", "few.npz", "--client", "0")
+    assert (answer.code, answer.out, "the targets have shape [2], not [3]" in answer.err) == (2, "", True)
     for words, sentence in [
         (("predict", "run=done", "z.npz", "--client", "0"), "z.npz lacks x; it holds z."),
         (("predict", "run=done", "flat.npy", "--client", "0"), "the inputs have shape [3, 5], but this model takes"),

@@ -49,6 +49,13 @@ def test_the_best_round_is_kept_with_its_clients(tmp_path: Path, store: str) -> 
         assert torch.equal(stored[name], value)
 
 
+def test_a_best_round_that_was_not_kept_says_how_to_keep_it(tmp_path: Path) -> None:
+    made = replace(overtrained(), evaluation=replace(BEST, keep_best=False))
+    run(made, tmp_path, checkpoint_every=5, keep=1)
+    with pytest.raises(CheckpointError, match=r"of its best round, \d+: keep_best=true keeps it"):
+        load(made, tmp_path, "best")
+
+
 def test_a_resumed_run_keeps_the_same_best_round(tmp_path: Path) -> None:
     whole = run(overtrained(), tmp_path / "whole", checkpoint_every=5, keep=1)
     run(replace(overtrained(), rounds=7), tmp_path / "parts", checkpoint_every=5, keep=1)

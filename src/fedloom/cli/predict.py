@@ -49,15 +49,15 @@ def predict(load: Callable[[], DeployedModel], file: str, to: str | None) -> int
     model = load()
     content = model.read(Path(file))
     predicted = model.predict(content["x"])
+    measured = model.evaluate(content["x"], content["y"]) if "y" in content else {}  # refuses targets that do not fit
     names = model.names if predicted.ndim == 1 and all(map(str.isprintable, model.names)) else ()
     if out is None:
         print("\n".join(_text(value, names) for value in predicted))
     else:
         _write(out, predicted, names)
         print(f"predictions: {relpath(out)}", file=sys.stderr)
-    if "y" in content:
-        values = model.evaluate(content["x"], content["y"])
-        text = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+    if measured:
+        text = ", ".join(f"{name} {value:.4g}" for name, value in measured.items())
         print(f"{len(predicted)} samples: {text}", file=sys.stderr)
     return 0
 
@@ -131,6 +131,7 @@ def _write(path: Path, predicted: Tensor, names: Sequence[str]) -> None:
         np.savez_compressed(buffer, prediction=predicted.numpy(), **named)
         blob = buffer.getvalue()
     with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, blob)
 
 

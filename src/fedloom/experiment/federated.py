@@ -150,6 +150,8 @@ def load(
                 f"{path} never measured {task.experiment.evaluation.metric}, so no round is its best."
             )
         round = best[0]
+        if not checkpoints.of_round(directory.checkpoints, round).is_dir():
+            raise CheckpointError(f"{path} has no checkpoint of its best round, {round}: keep_best=true keeps it.")
     if round is not None and (isinstance(round, bool) or not isinstance(round, int)):
         raise ConfigError(f"round is {round!r}, but it must be a number of rounds or 'best'.")
     return task.trained(trainer.load(task, directory, round), directory.summary())
