@@ -118,8 +118,9 @@ def test_interrupted_anywhere_and_resumed_it_tries_and_finds_the_same(finished: 
 
 
 def test_a_search_without_room_for_its_database_is_not_finished(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """And its database is written without Optuna's notes, also where nothing is left to run."""
     folder, create = Path(shutil.copytree(finished, tmp_path / "run")), optuna.create_study
     (folder / "summary.json").unlink()
 
@@ -133,8 +134,10 @@ def test_a_search_without_room_for_its_database_is_not_finished(
         said = search(made(), folder, resume=True)["warnings"]
     assert "database or disk is full" in said[-1]
     assert not RunDirectory(folder).status.ended
+    optuna.logging.set_verbosity(optuna.logging.INFO)  # as in a new process
     search(made(), folder, resume=True)
     assert RunDirectory(folder).status.ended
+    assert "new study" not in capfd.readouterr().err
 
 
 def test_what_another_search_ran_is_taken_over_and_changes_nothing(finished: Path, tmp_path: Path) -> None:

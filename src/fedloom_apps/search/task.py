@@ -389,10 +389,10 @@ class SearchTask(TrainerTask):
         from sqlalchemy.exc import SQLAlchemyError
 
         path.unlink(missing_ok=True)
-        direction = "maximize" if self.maximise else "minimize"
+        study = self._study()
         try:
-            copy = optuna.create_study(storage=f"sqlite:///{path}", study_name="fedloom", direction=direction)
-            copy.add_trials(self._study().get_trials(deepcopy=False))
+            copy = optuna.create_study(storage=f"sqlite:///{path}", study_name="fedloom", direction=study.direction)
+            copy.add_trials(study.get_trials(deepcopy=False))
         except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:  # a full disk
             raise OSError(f"{path}: {first_line(error)}") from error
 
