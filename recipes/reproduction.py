@@ -2,8 +2,8 @@
 
     python recipes/reproduction.py
 
-Writes ``docs/reproduction.md`` from the stored files of results, without running anything; ``claims`` says where the
-evidence is stored, ``protocol.py`` how it is judged.
+Writes ``docs/reproduction.md`` and its picture from the stored files of results, without running anything; ``claims``
+says where the evidence is stored, ``protocol.py`` how it is judged, and ``replication.py`` draws the picture.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,14 @@ from scipy.special import stdtrit
 sys.path.insert(0, str(Path(__file__).parent))
 from claims import AS_CODED, CHANGED, FILES, MISSING, RESULTS, WITHOUT, WORDS
 from protocol import HOLDS, OPPOSITE, ROOT, SEEDS, TARGET_SEEDS, Claim, Evidence, Verdict, difference, evidence, stored
+from replication import picture
 from reporting import table
 
 from fedloom_apps.claims.register import open_work
 from fedloom_apps.claims.rule import published_gain
 
 PAGE = ROOT.parent / "docs/reproduction.md"
+PICTURE = PAGE.parent / "images/replication.svg"
 MANY = 6
 """Runs of a claim file beyond which the page does not name them."""
 HEADER = ("table", "claim", "published", "ours", "gain ± s.e. (95 %)", "seeds", "excluded", "cost", "verdict", "why")
@@ -45,6 +47,11 @@ stored results of the [recipes](../recipes/README.md) are about {distinct} disti
 They decide {decided}: {verdicts}.
 Of the others, which are not run as published or need more seeds, {holds} hold with our data or at our scale, and for
 {opposite} the opposite holds, each with a 95 % interval on one side of 0.
+
+![The published gain and ours, for each decided comparison](images/replication.svg)
+
+A dot is a decided comparison with its interval; on the dashed line are gains as large as published. Savings of runs
+that ended before their target are lower bounds; where the published figure is a bound, there is no dot.
 
 The table counts claims, {count} in all: {unpublished} have no published figure, and others ask the same comparison
 under another setting of ours. The last row counts each comparison once, by the least favourable of the verdicts that
@@ -179,14 +186,18 @@ def is_firm(claim: Claim, found: Evidence, claims: int) -> bool:
     return gain["mean"] > half and (found.verdict is not Verdict.ORDER or gain["mean"] + half < least)
 
 
-def page() -> str:
-    """The whole page, as Markdown."""
-    contents = {file: stored(file) for file in (*RESULTS, *WITHOUT)}
-    judged = {
+def judgements() -> dict[str, list[tuple[Claim, Evidence]]]:
+    """All claims with their evidence, by the file of results."""
+    contents = {file: stored(file) for file in RESULTS}
+    return {
         file: [(claim, evidence(claim, contents[file], result.differs and "settings differ from the publication"))
                for claim in result.claims]
         for file, result in RESULTS.items()
     }  # fmt: skip
+
+
+def page(judged: Mapping[str, Sequence[tuple[Claim, Evidence]]]) -> str:
+    """The whole page, as Markdown."""
     everything = [pair for rows in judged.values() for pair in rows]
     decided = [pair for pair in everything if not pair[1].verdict.open]
     distinct = comparisons(everything)
@@ -210,7 +221,7 @@ def page() -> str:
     text += ["", "Published figures that come from code which departs from the equations:", ""]
     text += [f"- {tables}" for tables in AS_CODED]
     for file, result in RESULTS.items():
-        about = f"Results: {link(file)}, {day(contents[file]) or 'undated'}."
+        about = f"Results: {link(file)}, {day(stored(file)) or 'undated'}."
         about += f" Differs from the publication: {result.differs}." if result.differs else ""
         about += f" {result.note}" if result.note else ""
         text += ["", f"## {result.title}", "", about, "", table(HEADER, [line(*pair) for pair in judged[file]])]
@@ -229,8 +240,11 @@ def page() -> str:
 
 
 def main() -> int:
-    """Write the page."""
-    PAGE.write_text(page())
+    """Write the page and its picture."""
+    judged = judgements()
+    distinct = comparisons(pair for rows in judged.values() for pair in rows)
+    PAGE.write_text(page(judged))
+    PICTURE.write_text(picture([pair for pair in distinct if not pair[1].verdict.open]))
     return 0
 
 

@@ -188,7 +188,15 @@ def test_every_file_of_results_has_claims_or_a_reason(reproduction: ModuleType) 
 
 
 def test_the_page_is_up_to_date(reproduction: ModuleType) -> None:
-    assert reproduction.PAGE.read_text() == reproduction.page(), "run python recipes/reproduction.py"
+    judged = reproduction.judgements()
+    assert reproduction.PAGE.read_text() == reproduction.page(judged), "run python recipes/reproduction.py"
+    distinct = reproduction.comparisons(pair for rows in judged.values() for pair in rows)
+    decided = [pair for pair in distinct if not pair[1].verdict.open]
+    picture = reproduction.PICTURE.read_text()
+    assert picture == reproduction.picture(decided), "run python recipes/reproduction.py"
+    bounds = sum("+" in claim.published for claim, _ in decided)
+    assert picture.count("<title>") == 1 + len(decided) - bounds
+    assert 0 < bounds < 10
 
 
 def test_examples_run(reproduction: ModuleType) -> None:
@@ -232,3 +240,25 @@ def test_a_page_names_the_runs_that_excluded_updates_alone(reproduction: ModuleT
     assert notes({"runs": {"b": runs["b"]}}) == []
     assert "\n\nNot recorded in 1 of 2 runs.\n\nOf 1 runs in which" in "\n".join(notes({"runs": runs}, made=2))
     assert notes({"runs": {"b": runs["b"]}}, made=1)[-1] == "Not recorded in 1 of 1 runs."
+
+
+def test_the_picture_shows_gains_where_they_are(protocol: ModuleType) -> None:
+    """99 : 97 points, ours 96 : 94; 20 : 60 transmissions, ours 40 : 80, a third and half of the other's."""
+    replication = importlib.import_module("replication")
+    points = claim(protocol, published="99 : 97", unit=100)
+    fewer = claim(protocol, published="20 : 60", lower=True)
+    bound = claim(protocol, published="20 : 60+", lower=True)
+    scores = (stored(A=[0.96] * 3, B=[0.94] * 3), *2 * (stored(A=[40] * 3, B=[80] * 3),))
+    pairs = [
+        (one, protocol.evidence(one, results)) for one, results in zip((points, fewer, bound), scores, strict=True)
+    ]
+    found = replication.gains(pairs)
+    ((_, verdict, *shown),) = found[replication.POINTS]
+    assert (verdict, shown) == ("reproduced", pytest.approx([2, 2, 2, 2]))
+    ((_, verdict, *shown),) = found[replication.SAVINGS]
+    assert (verdict, shown) == ("reproduced", pytest.approx([3, 2, 2, 2]))
+    for panel in found:
+        places = [panel.place(mark) for mark in (*panel.ends, *panel.marks)]
+        assert sorted(places)[0] == 0
+        assert sorted(places)[-1] == replication.SIDE
+        assert places[2:] == sorted(places[2:])
