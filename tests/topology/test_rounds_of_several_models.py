@@ -43,9 +43,12 @@ from fedloom.parts.topology import (
     Attention,
     Bipartition,
     Clusters,
+    Collaboration,
+    CombinedHeads,
     Complete,
     EdgeList,
     Exponential,
+    FirstOrder,
     Hierarchy,
     OwnModel,
     Ring,
@@ -221,6 +224,12 @@ def test_a_constant_step_biases_decentralised_sgd_and_gradient_tracking_not() ->
     assert errors[0] > 0.2
     assert errors[0] > 5 * errors[1] > 25 * errors[2]
     assert np.abs(ends("kgt", 24, replace(once, steps=2)) - best).max() < 1e-3
+
+
+@pytest.mark.parametrize("topology", [Attention(), Collaboration(), FirstOrder(), CombinedHeads(), Ring(push_sum=True)])
+def test_gradient_tracking_is_refused_where_mixing_moves_the_mean(topology: Topology) -> None:
+    with pytest.raises(ConfigError, match="relies on means over models that mixing them keeps"):
+        replace(make("kgt"), topology=topology)
 
 
 def test_attention_to_nobody_is_local_training_and_permuted_clients_permute_the_models() -> None:

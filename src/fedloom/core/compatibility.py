@@ -158,10 +158,10 @@ def _check_topology(method: Composition) -> None:
             "whole models to each other; leave it out."
         )
     for place, part in method.parts.items():
-        if part.mixed and not topology.keeps_mean:
+        if part.mixed and topology.mean != "kept":
             raise ConfigError(
-                f"{place} {label(part)!r} relies on means over models that mixing them keeps, but with {mine} columns "
-                "of the matrix do not sum to 1; choose an undirected graph."
+                f"{place} {label(part)!r} relies on means over models that mixing them keeps, but {mine} does not keep "
+                "them; choose an undirected graph."
             )
     if topology.chooses and (method.hooks["init_client"] or method.keeps_own):
         place, part = next(iter(method.hooks["init_client"]), ("personal", method.personal))
@@ -175,7 +175,7 @@ def _works_on_shared(part: Part) -> bool:
     """Whether a part works on shared parameters, or on updates of them."""
     if isinstance(part, Drift | Uplink) and not part.is_identity:
         return True
-    acts = any(overrides(part, hook) for hook in ("broadcast", "grad", "prox", "combine", "step", "refine"))
+    acts = any(overrides(part, hook) for hook in ("broadcast", "grad", "prox", "step", "refine"))
     return acts or part.needs.updates or part.needs.received
 
 

@@ -25,7 +25,7 @@ class Links(NamedTuple):
     Models that are not listed stay as they are.
 
     >>> Links.dense(np.array([1, 4]), np.array([[0.5, 0.5], [0.0, 1.0]]))
-    Links(rows=array([1, 4]), starts=array([0, 2, 3]), sources=array([1, 4, 4]), weights=array([0.5, 0.5, 1. ]), where=slice(None, None, None), steps=None, beside=0)
+    Links(rows=array([1, 4]), starts=array([0, 2, 3]), sources=array([1, 4, 4]), weights=array([0.5, 0.5, 1. ]), where=slice(None, None, None), steps=None, beside=0, before=False)
 
     Attributes:
         rows: numbers of the models that change, int64 [n], each once.
@@ -36,6 +36,7 @@ class Links(NamedTuple):
         steps: factors c_r > 0 of the steps that the models ``rows`` took in this round, float64 [n], before they are
             mixed: θ_r^t - c_r step_r; None if all are 1.
         beside: single numbers that are sent with each model, such as its weight.
+        before: whether B mixes the models of before the round, to which the step is added: Σ_s B_rs θ_s^t - step_r.
     """  # noqa: E501
 
     rows: np.ndarray
@@ -45,6 +46,7 @@ class Links(NamedTuple):
     where: slice = slice(None)
     steps: np.ndarray | None = None
     beside: int = 0
+    before: bool = False
 
     def _repr_html_(self) -> str | None:
         return shown(self)
@@ -96,7 +98,7 @@ def checked(made: object, models: int, size: int, hook: str) -> tuple[Links, ...
     for links in found:
         if not isinstance(links, Links):
             raise ConfigError(f"{hook} returned {in_words(links)} instead of Links.")
-        rows, starts, sources, weights, where, steps, _ = links
+        rows, starts, sources, weights, where, steps, *_ = links
         fits = len(starts) == len(rows) + 1 and len(np.unique(rows)) == len(rows) and len(sources) == len(weights)
         if not fits or not (steps is None or (len(steps) == len(rows) and (np.isfinite(steps) & (steps > 0)).all())):
             raise ConfigError(

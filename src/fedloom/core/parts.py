@@ -19,7 +19,7 @@ round::
                                                     end(ctx, Δ_i, model) -> new state, uploads, Δ_i
     receive  (uplink: noise on sums)            <-  send(ctx, message, draws) -> the message that leaves the client
                                                     after_send(ctx, state, Δ_i, uploads) -> new state
-    combine  (mixing: p, and a step of its own)
+    combine  (mixing: p, and a step of its own; weighting)
     correct  (objective, drift, personal)
     step     (server optimiser)
     refine   (training at the server)
@@ -197,6 +197,10 @@ class Part(Ranged):
         For parts whose server state is a mean of the clients' own, which would otherwise add up the errors of uplinks.
         """
         return state
+
+    def combine(self, state: Tree, update: Float[Tensor, "P"], uploads: Tree, info: RoundInfo) -> Halves:
+        """Return the new server state and Δ, given Σ p_i Δ_i, before it is weighted and corrected."""
+        return state, update
 
     def correct(self, state: Tree, update: Float[Tensor, "P"], uploads: Tree, info: RoundInfo) -> Halves:
         """Return the new server state and the corrected update Δ; ``uploads`` holds the part's reduced slices."""
@@ -475,7 +479,7 @@ class Adaptation(Part):
     def adapt(
         self, forward: Forward, theta: Float[Tensor, "P"], support: Batch, loss: Callable[[Output, Batch], Tensor]
     ) -> tuple[Callable[[Tensor], Output], Bool[Tensor, "C"] | None]:
-        """Return the adapted model as a function of inputs, differentiable in ``theta``.
+        """Return the adapted model as a function of inputs, differentiable in ``theta``; by default that of ``fit``.
 
         Args:
             forward: the model, as a function of parameters [P] and inputs [N, ...].
@@ -486,13 +490,15 @@ class Adaptation(Part):
         Returns:
             The function, and the classes it can predict, or None for all.
         """
-        return lambda x: forward(theta, x), None
+        fitted = self.fit(forward, theta, support, loss)
+        assert fitted is not None
+        return lambda x: forward(fitted, x), None
 
     def fit(
         self, forward: Forward, theta: Float[Tensor, "P"], support: Batch, loss: Callable[[Output, Batch], Tensor]
     ) -> Float[Tensor, "P"] | None:
         """Return the parameters with which ``forward`` is the adapted model; None if it is another function."""
-        return theta if self.is_identity else None
+        return theta if type(self).adapt is Adaptation.adapt else None
 
 
 @dataclass(frozen=True)
@@ -521,25 +527,13 @@ class Mixing(Part):
         """Return the policy's new state and p, float64 [|S|], on the simplex; NaN if the round is to have no effect."""
         return state, info.samples / info.samples.sum()
 
-    def combine(self, state: Tree, update: Float[Tensor, "P"], uploads: Tree, info: RoundInfo) -> Halves:
-        """Return the new state and Δ, given Σ p_i Δ_i; for mixings that take a step of their own."""
-        return state, update
-
 
 @dataclass(frozen=True)
 class Weighting(Part):
     """A factor w_i of each member's share beside p_i, which need not sum to 1; the factors of several multiply.
 
-    The server's update becomes Σ p_i w_i Δ_i after the mixing's own step, and buffers b ← b + Σ p_i w_i (b_i - b).
+    The server's update becomes Σ p_i w_i Δ_i after ``combine``, and buffers b ← b + Σ p_i w_i (b_i - b).
     """
-
-    @property
-    def mixes_models(self) -> bool:
-        """Whether displacements are taken from θ^t: Δ_i + (θ^t - θ^s) in place of Δ_i, θ^s being what i received.
-
-        With Σ p_i w_i = 1 the new model is then the mean of models, however stale.
-        """
-        return False
 
     def factors(self, info: RoundInfo) -> np.ndarray:
         """Return w, float64 [|S|] > 0, from what is known before local work."""
@@ -585,26 +579,17 @@ class Topology(Part):
         home: where models live: at the ``server``, which mixes them for nothing; at ``edges`` between clients and a
             cloud, to which they are sent to be mixed; or at the ``clients`` themselves, where every entry of B off the
             diagonal is a message from one client to another.
-        has_mean: whether the mean of the models is of use; otherwise it is not evaluated.
+        mean: what becomes of the mean of the models: ``kept`` by B, if all take part, as parts need whose entries it
+            mixes (``Part.mixed``); ``moved`` by it; or ``unused``, since no client has it, and not evaluated.
     """
 
     home: ClassVar[Literal["server", "edges", "clients"]] = "server"
-    has_mean: ClassVar[bool] = True
+    mean: ClassVar[Literal["kept", "moved", "unused"]] = "kept"
 
     @property
     def chooses(self) -> bool:
         """Whether clients take the model with the lowest loss on their training samples, in every round."""
         return False
-
-    @property
-    def adds(self) -> bool:
-        """Whether B mixes the models of before the round, to which the step is added: Σ_s B_rs θ_s^t - step_r."""
-        return False
-
-    @property
-    def keeps_mean(self) -> bool:
-        """Whether columns of B sum to 1 too, if all take part, as parts need whose entries it mixes (``mixed``)."""
-        return True
 
     def count(self, clients: int) -> int:
         """Return R, for K clients."""

@@ -265,7 +265,7 @@ class Evaluator(LoadedModel):
         """
         rng.seed_torch(self.plan.seed, "evaluation", server.round)  # for models that draw in evaluation mode, too
         record, table = self.deployed(server, store)
-        if server.models is not None and self.plan.method.topology.has_mean:
+        if server.models is not None and self.plan.method.topology.mean != "unused":
             record["consensus/distance"] = server.distance(self.plan.receivers)
         if at_clients is not None and len(at_clients["client"]):
             record, table = record | self.summary(at_clients, self.federation.held_out), dict(at_clients)

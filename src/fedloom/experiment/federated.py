@@ -192,7 +192,7 @@ class FederatedTask(TrainerTask):
             self.config = {**self.config, "about": fingerprint.about(experiment, self.plan)}
         judged = self.plan.layout.shared_size > 0 or self.kind == "synthesis"  # else it is never trained
         several, topology = self.plan.models > 1, method.topology
-        common = judged and (topology.has_mean or not several)  # a model that can be measured on common samples
+        common = judged and (topology.mean != "unused" or not several)  # a model that can be measured on common samples
         asked = experiment.evaluation if common else experiment.evaluation.of_clients()
         evaluation = asked.fitted(self.plan.targets or CLASSES, common and len(federation.test) > 0)
         check_means(method, evaluation, len(federation.test) > 0, len(federation.held_out.index.rows) > 0)

@@ -289,7 +289,7 @@ class TrainedRun(RunRecords):
 
     def _refuse_without_mean(self, instead: str) -> None:
         topology = self.plan.method.topology
-        if self.snapshot.server.models is not None and not topology.has_mean:
+        if self.snapshot.server.models is not None and topology.mean == "unused":
             raise ConfigError(
                 f"with topology {label(topology)!r} clients have different models, whose mean is none of them; use "
                 f"that of a client, {instead}."

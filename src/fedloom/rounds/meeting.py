@@ -122,7 +122,7 @@ def meet(
     state, made = pair(topology.between(server.parts.get("topology", {}), meeting), hook, "links")
     entries = [(place, name) for place, part in method.parts.items() for name in part.mixed]
     for turn, links in enumerate(checked(made, plan.models, size, hook)):
-        message = _mix(links, None if turn else entries, received, changed, moved, topology.adds)
+        message = _mix(links, None if turn else entries, received, changed, moved)
         _count(report.traffic, topology.home, links, message)
     share, mean = plan.receivers / plan.receivers.sum(), server.parts[MEAN]["mean"].clone()
     for number, one in moved.items():
@@ -153,8 +153,7 @@ def _corrected(
 
 
 def _mix(
-    links: Links, entries: list[tuple[str, str]] | None, received: Models, trained: Models, moved: dict[int, Server],
-    adds: bool,
+    links: Links, entries: list[tuple[str, str]] | None, received: Models, trained: Models, moved: dict[int, Server]
 ) -> Tensor:  # fmt: skip
     """Mix models by one matrix, in ``moved``, and return the message with which one of them is sent.
 
@@ -171,14 +170,14 @@ def _mix(
 
     def vector(number: int) -> Tensor:
         one = trained.get(number)
-        theta = received.get(number).theta if adds else stepped(number, one.theta)
+        theta = received.get(number).theta if links.before else stepped(number, one.theta)
         return torch.cat([theta[where], *beside(one)])
 
     for number, product in mixed(links, vector):
         one = moved[number] if number in moved else trained.get(number)
         theta = one.theta.clone()
         theta[where], *rest = product.split([len(theta[where]), *map(len, beside(one))])
-        if adds:
+        if links.before:
             theta[where] += (stepped(number, trained.get(number).theta) - received.get(number).theta)[where]
         if entries is not None:
             buffers, *values = rest

@@ -250,8 +250,7 @@ class ModelRound:
         # weigh: factors beside p, which need not sum to 1
         if factors is not None:
             total = 1 / float((p / factors[arrived]).sum())
-            lag = info.lag() if any(part.mixes_models for part in method.weighting) else 0.0
-            delta = total * (delta + lag)
+            delta = total * delta
             buffers = server.buffers + total * (buffers - server.buffers)
 
         # correct

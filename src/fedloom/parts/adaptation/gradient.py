@@ -85,12 +85,6 @@ class Descent(Adaptation):
     def descents(self) -> int:
         return self.steps
 
-    def adapt(
-        self, forward: Forward, theta: Tensor, support: Batch, loss: Loss
-    ) -> tuple[Callable[[Tensor], Output], Tensor | None]:
-        fitted = self.fit(forward, theta, support, loss)
-        return lambda x: forward(fitted, x), None
-
     def fit(self, forward: Forward, theta: Tensor, support: Batch, loss: Loss) -> Tensor:
         return descended(forward, theta, support, loss, self.lr, self.steps, self.second_order)
 

@@ -39,7 +39,7 @@ class Attention(OwnModel):
     sigma: Positive = 1.0
 
     home = "server"
-    has_mean = False
+    mean = "unused"
     citation = "huang2021fedamp"
 
     def between(self, state: Tree, meeting: Meeting) -> tuple[Tree, Links]:

@@ -46,13 +46,8 @@ class Bipartition(OwnModel):
 
     needs = Needs(full_participation=True)
     home = "server"
-    has_mean = False
+    mean = "unused"
     citation = "sattler2021cfl"
-
-    @property
-    def keeps_mean(self) -> bool:
-        """Unequal clients of a cluster move it."""
-        return False
 
     def init_server(self, theta: Tensor, facts: Facts) -> Tree:
         return {"cluster": torch.zeros(facts.clients, dtype=torch.int64)}

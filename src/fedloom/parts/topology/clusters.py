@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,7 +34,7 @@ class Clusters(Topology):
 
     clusters: Count = 2
 
-    has_mean = False
+    mean = "unused"
     citation = "ghosh2020ifca"
 
     @property
@@ -52,7 +51,3 @@ class Clusters(Topology):
             return theta
         draw = rng.stream(0, "cluster", number)
         return torch.cat([part[torch.from_numpy(draw.permutation(len(part)))] for part in theta.split(leaves)])
-
-    def receives(self, sizes: np.ndarray) -> np.ndarray:
-        """The first, before anyone has chosen."""
-        return np.zeros(len(sizes), dtype=np.int64)

@@ -39,7 +39,7 @@ class Collaboration(OwnModel):
     alpha: Positive = 0.8
 
     home = "server"
-    has_mean = False
+    mean = "unused"
     citation = "ye2023pfedgraph"
 
     def init_server(self, theta: Tensor, facts: Facts) -> Tree:

@@ -24,7 +24,7 @@ class Cores(OwnModel):
     models: Count | None = None
 
     home = "server"
-    has_mean = False
+    mean = "unused"
     citation = "luo2022apple"
 
     def heard(self, number: int, models: int, draws: np.random.Generator) -> np.ndarray:

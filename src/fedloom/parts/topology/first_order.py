@@ -38,7 +38,7 @@ class FirstOrder(OwnModel):
     models: Count | None = None
     explore: Probability = 0.3
 
-    has_mean = False
+    mean = "unused"
     citation = "zhang2021fedfomo"
 
     def init_server(self, theta: Tensor, facts: Facts) -> Tree:

@@ -7,6 +7,7 @@ from abc import abstractmethod
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -84,14 +85,9 @@ class Graph(OwnModel):
     push_sum: bool = field(default=False, kw_only=True)
 
     @property
-    def adds(self) -> bool:
-        """Whether B mixes the models of before the round."""
-        return self.combine_first
-
-    @property
-    def keeps_mean(self) -> bool:
-        """Undirected graphs do."""
-        return not (self.directed or self.push_sum)
+    def mean(self) -> Literal["kept", "moved"]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Undirected graphs keep it."""
+        return "moved" if self.directed or self.push_sum else "kept"
 
     def period(self, clients: int) -> int:
         """Return the number of rounds after which the graph repeats, or that show how it changes; 1 if it does not."""
@@ -138,7 +134,8 @@ class Graph(OwnModel):
         return {"weights": torch.ones(facts.clients, dtype=torch.float64)} if self.push_sum else {}
 
     def between(self, state: Tree, meeting: Meeting) -> tuple[Tree, Links]:
-        clients, links = meeting.facts.clients, self.links(meeting.facts.clients, meeting.t, meeting.active)
+        clients = meeting.facts.clients
+        links = self.links(clients, meeting.t, meeting.active)._replace(before=self.combine_first)
         if not self.push_sum:
             return state, links
         w = state["weights"].cpu().numpy()
@@ -222,9 +219,9 @@ class Exponential(Graph):
         return True
 
     @property
-    def keeps_mean(self) -> bool:
+    def mean(self) -> Literal["kept", "moved"]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """As many hear a client as it hears."""
-        return not self.push_sum
+        return "moved" if self.push_sum else "kept"
 
     def period(self, clients: int) -> int:
         return max(clients - 1, 1).bit_length() if self.one_peer else 1

@@ -45,13 +45,8 @@ class CombinedHeads(OwnModel):
     needs = Needs(features=True, model="evaluated", common_classes=True)
     targets = ONE_CLASS
     uploads = {"means": Reduce.MEAN, "variance": Reduce.MEAN}  # noqa: RUF012
-    home = "server"
+    home, mean = "server", "moved"
     citation = "xu2023fedpac"
-
-    @property
-    def keeps_mean(self) -> bool:
-        """Unequal clients move it."""
-        return False
 
     def check(self, local: Local, facts: Facts) -> None:
         if not facts.head:

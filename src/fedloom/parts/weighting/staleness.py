@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from torch import Tensor
 
 from fedloom.base.ranges import NonNegative, Positive
+from fedloom.base.tree import Tree
 from fedloom.core.context import RoundInfo
-from fedloom.core.parts import Weighting
+from fedloom.core.parts import Halves, Weighting
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,9 @@ class Staleness(Weighting):
 
     citation = "nguyen2022fedbuff"
 
-    @property
-    def mixes_models(self) -> bool:
-        """Whether displacements are taken from θ^t."""
-        return self.models
+    def combine(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
+        """Σ p_i (Δ_i + θ^t - θ^{s_i}) with ``models``: what their mean differs in from θ^t."""
+        return state, update + info.lag() if self.models else update
 
     def factors(self, info: RoundInfo) -> np.ndarray:
         s = info.staleness.astype(np.float64)
