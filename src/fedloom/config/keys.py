@@ -29,11 +29,10 @@ from fedloom.core.slots import SEVERAL, SLOTS
 from fedloom.core.targets import TargetKind, outputs_for
 from fedloom.data import federate, noises, partitions, sources, targets
 from fedloom.engines import engines
+from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.rundir import FEDERATED
 from fedloom.experiment.runtime import pick_device
-from fedloom.experiment.trackers import Tracker
-from fedloom.experiment.trackers import trackers as known_trackers
 from fedloom.methods import methods
 from fedloom.models import models
 from fedloom.timing import devices, schedules, selections
@@ -59,13 +58,17 @@ class Checkpoints:
         within(self, "checkpoint.")
 
 
-def tracking(trackers: tuple[str, ...] = ()) -> list[Tracker]:
+def tracking(trackers: tuple[str, ...] = ()) -> list[Callback]:
     """Make trackers.
 
     Args:
         trackers: log every round's record to these, in addition to the run directory: tensorboard, mlflow, wandb.
     """
-    return [known_trackers.make(name) for name in trackers]
+    if not trackers:
+        return []
+    from fedloom.experiment.trackers import trackers as known
+
+    return [known.make(name) for name in trackers]
 
 
 COMMON: Mapping[str, Section] = {"checkpoint": Record(Checkpoints), **sections_of(tracking)}

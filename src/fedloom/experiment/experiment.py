@@ -24,7 +24,6 @@ from fedloom.core.method import Method
 from fedloom.core.slots import label
 from fedloom.core.timeline import Schedule
 from fedloom.data.augment import Augmentation, augmentation, pipeline
-from fedloom.data.columns import clients_of
 from fedloom.experiment.evaluation import VALIDATION, Evaluation, check_evaluation
 from fedloom.methods import methods
 from fedloom.timing.devices import Devices, devices
@@ -36,6 +35,7 @@ def _by_client(path: Path) -> dict[str, dict[str, Any]]:
     """The cells of a table with the column ``client``, by client and column; empty ones are left out."""
     from pandas import isna
 
+    from fedloom.data.columns import clients_of
     from fedloom.data.sources.table import read_frame
 
     frame = read_frame(path, texts=("client",))

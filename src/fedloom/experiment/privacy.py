@@ -8,14 +8,16 @@ from functools import cached_property, lru_cache, reduce
 from importlib import import_module
 from importlib.util import find_spec
 from math import ceil, exp, inf, isinf, sqrt
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedloom.base.errors import ConfigError
 from fedloom.core.federation import Federation
 from fedloom.core.local import Local
 from fedloom.core.parts import Uplink
 from fedloom.experiment.experiment import Experiment
-from fedloom.parts.uplink import ClipNoise
+
+if TYPE_CHECKING:
+    from fedloom.parts.uplink import ClipNoise
 
 MISSING = "ε is not known: its accountant is in dp-accounting; pip install 'fedloom[privacy]'."
 
@@ -223,7 +225,12 @@ def example_accountant(experiment: Experiment, federation: Federation) -> Exampl
 
 def private(uplinks: Sequence[Uplink]) -> list[ClipNoise]:
     """The uplinks that add noise."""
-    return [part for part in uplinks if isinstance(part, ClipNoise) and "noise" in part.guarantees]
+    noisy = [part for part in uplinks if "noise" in part.guarantees]
+    if not noisy:
+        return []
+    from fedloom.parts.uplink import ClipNoise
+
+    return [part for part in noisy if isinstance(part, ClipNoise)]
 
 
 def private_uplink(experiment: Experiment) -> ClipNoise | None:

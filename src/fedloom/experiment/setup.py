@@ -38,12 +38,10 @@ from fedloom.data.augment import pipeline
 from fedloom.experiment.conventions import extreme_rows
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.runtime import reason_against_bf16
-from fedloom.experiment.teacher import load_teacher, warm_start
 from fedloom.metrics import lookup
 from fedloom.metrics.prediction import r2
 from fedloom.models import Copies, Several, Wrapped, adapters
 from fedloom.models.layers import with_safe_convolutions
-from fedloom.parts.objectives.custom import Loss
 from fedloom.rounds import example_privacy
 from fedloom.rounds.plan import ClientPlan
 
@@ -105,7 +103,13 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Cl
         _structures(experiment, arrays)
     model = initial_model(experiment.model, experiment.seed, dtype)
     if experiment.init is not None:
+        from fedloom.experiment.teacher import warm_start
+
         warm_start(model, experiment.init, federation)
+    if teacher is not None:
+        from fedloom.experiment.teacher import load_teacher
+
+        teacher = load_teacher(teacher, federation, dtype, device)
     data, hostile = federation.train.first(federation.seen), experiment.hostile
     attack = experiment.attack if len(hostile) else None
     if attack is not None:
@@ -122,7 +126,7 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Cl
         rounds=experiment.rounds,
         cohort=1 if experiment.method.pooled else experiment.cohort_size,
         expected_cohort=experiment.expected_cohort,
-        teacher=None if teacher is None else load_teacher(teacher, federation, dtype, device),
+        teacher=teacher,
         attack=attack,
         hostile=frozenset(hostile.tolist()),
         client_local=experiment.own_local,
@@ -347,6 +351,8 @@ def probabilities(out: Tensor) -> bool:
 
 def compares(method: Method, metrics: Sequence[str]) -> bool:
     """Whether all losses and metrics are the user's own functions, which may match outputs and targets in their way."""
+    from fedloom.parts.objectives.custom import Loss  # few runs have one
+
     found = [lookup(name) for name in metrics]
     measured = all(one.function not in (None, r2) and one.of == "outputs" for one in found)
     return measured and all(isinstance(term, Loss) for term in method.data_terms)
