@@ -101,12 +101,12 @@ def numbers(callback: Callback, step: Any) -> dict[str, int | float | None]:
     """What a callback measures after a step, as plain numbers."""
     returned: Any = callback.on_step(step)
     if not isinstance(returned, Mapping):
-        raise ConfigError(f"{_named(callback)} returned {in_words(returned)}, but it must return numbers by name.")
+        raise ConfigError(f"{_name_of(callback)} returned {in_words(returned)}, but it must return numbers by name.")
     plain = {key: value.item() if getattr(value, "ndim", None) == 0 else value for key, value in returned.items()}
     for key, value in plain.items():
         if not isinstance(key, str) or not isinstance(value, int | float | None):
             raise ConfigError(
-                f"{_named(callback)} returned {in_words(returned[key])} as {key!r}, but it must be a number."
+                f"{_name_of(callback)} returned {in_words(returned[key])} as {key!r}, but it must be a number."
             )
     return plain
 
@@ -115,12 +115,12 @@ def added(record: Mapping[str, Any], callback: Callback, measured: Mapping[str, 
     """The record of a round with what a callback has measured."""
     if taken := [key for key in measured if key in record or key == "seconds"]:
         raise ConfigError(
-            f"{_named(callback)} returned {taken[0]!r}, which the record of a round has already; choose another name."
+            f"{_name_of(callback)} returned {taken[0]!r}, which the record of a round has already; choose another name."
         )
     return {**record, **measured}
 
 
-def _named(callback: Callback) -> str:
+def _name_of(callback: Callback) -> str:
     if isinstance(callback, Measure):
         return f"the measure {getattr(callback.function, '__name__', type(callback.function).__name__)!r}"
     return f"the callback {type(callback).__name__}"

@@ -51,7 +51,7 @@ def compare(theirs: Mapping[str, Any], ours: Mapping[str, Any], model: str) -> N
     """
     for key, noun in (("classes", "classes"), ("columns", "columns"), ("texts", "tokens")):
         if key in theirs and key in ours and theirs[key] != ours[key]:
-            first, other = _told(theirs[key], ours[key])
+            first, other = _where_they_differ(theirs[key], ours[key])
             raise ConfigError(f"{model} knows the {noun} {first}, but the {noun} of these data are {other}.")
     if theirs and _scaled_apart(theirs, ours):
         warnings.warn(
@@ -61,7 +61,7 @@ def compare(theirs: Mapping[str, Any], ours: Mapping[str, Any], model: str) -> N
         )
 
 
-def _told(one: Any, other: Any) -> tuple[str, str]:
+def _where_they_differ(one: Any, other: Any) -> tuple[str, str]:
     """Two descriptions from where they differ, if they are lists."""
     if isinstance(one, Mapping):
         return tuple(", ".join(f"{key}={value}" for key, value in each.items()) for each in (one, other))  # pyright: ignore[reportReturnType]

@@ -291,8 +291,8 @@ def check_targets(method: Method, arrays: Arrays, out: Tensor, metrics: Sequence
         usual = USUAL[TRUTHS if binary else NUMBERS if are_numbers(y) else CLASSES]
         raise ConfigError(
             f"{place.partition('.')[0]} {label(part)!r} compares outputs with {wanted}, but the targets of these data "
-            f"are {_told(y, wanted)}; choose loss={usual!r} in Python, or method.objective=[{usual}]"
-            f"{_instead(y, wanted)}."
+            f"are {_targets_in_words(y, wanted)}; choose loss={usual!r} in Python, or method.objective=[{usual}]"
+            f"{_class_numbers_instead(y, wanted)}."
         )
     if method.needs("label_counts") and are_numbers(y):
         raise ConfigError(f"{method.who_needs('label_counts')} needs classes, but these targets are numbers.")
@@ -399,10 +399,10 @@ def _type(t: Tensor) -> str:
     return str(t.dtype).removeprefix("torch.")
 
 
-def _instead(y: Tensor, wanted: TargetKind | None) -> str:
+def _class_numbers_instead(y: Tensor, wanted: TargetKind | None) -> str:
     """What else to do with floats that may be meant as classes.
 
-    >>> _instead(torch.tensor([0.0, 2.0]), "classes"), _instead(torch.eye(2), "classes")
+    >>> _class_numbers_instead(torch.tensor([0.0, 2.0]), "classes"), _class_numbers_instead(torch.eye(2), "classes")
     ('; or give class numbers as integers', '; or give class numbers, the argmax of each row')
     """
     if wanted != CLASSES or not are_numbers(y) or bool((y != y.round()).any() or (y < 0).any()):
@@ -412,10 +412,10 @@ def _instead(y: Tensor, wanted: TargetKind | None) -> str:
     return "; or give class numbers, the argmax of each row" if bool((y.flatten(1).sum(1) == 1).all()) else ""
 
 
-def _told(y: Tensor, wanted: TargetKind | None) -> str:
+def _targets_in_words(y: Tensor, wanted: TargetKind | None) -> str:
     """Targets as text.
 
-    >>> _told(torch.tensor([0, 4]), "numbers"), _told(torch.tensor([0.5, -1.5]), "truth values")
+    >>> _targets_in_words(torch.tensor([0, 4]), "numbers"), _targets_in_words(torch.tensor([0.5, -1.5]), "truth values")
     ('classes', 'numbers from -1.5 to 0.5')
     """
     kind = "numbers" if are_numbers(y) else "classes"

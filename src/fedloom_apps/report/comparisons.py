@@ -83,7 +83,7 @@ def differences(member: RunGroup, base: RunGroup, key: str, counted: Counted) ->
     return [value - before[pair] for pair, value in here.items() if pair in before]
 
 
-def named(bases: Sequence[RunGroup | None]) -> tuple[str, list[Column]]:
+def baseline_names(bases: Sequence[RunGroup | None]) -> tuple[str, list[Column]]:
     """The name of the baseline, and a column of names if there are several."""
     labels = list(dict.fromkeys(base.label for base in bases if base is not None))
     if len(labels) == 1:
@@ -147,7 +147,7 @@ def paired_table(groups: Sequence[RunGroup]) -> ReportTable | None:
     tests = [paired(results(a, key, counted), results(b, key, counted)) for a, b in compared]
     p = [test["p"] for test in tests]
     ends = [[SeedStats([] if np.isnan(test["p"]) else [test[end]]) for test in tests] for end in ("low", "high")]
-    base, which = named([base for _, base in compared])
+    base, which = baseline_names([base for _, base in compared])
     columns = [
         *which,
         words("n", [str(len(values)) for values in pairs]),
@@ -215,7 +215,7 @@ def ablation_table(groups: Sequence[RunGroup]) -> ReportTable | None:
     columns.append(column("result", per_run(groups, partial(RunData.result, key=key)), form, better))
     bases, counted = baselines(groups), counts(groups)
     if any(bases):
-        base, which = named(bases)
+        base, which = baseline_names(bases)
         pairs = zip(groups, bases, strict=True)
         gains = [[] if b is None else differences(member, b, key, counted) for member, b in pairs]
         columns += [*which, column(f"against {base}", [SeedStats(values) for values in gains], form)]
