@@ -223,8 +223,8 @@ def test_ctrl_c_while_the_last_file_is_written_says_how_far_the_run_is(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(RunDirectory, "write_summary", stop)
-    answer = cli("run", "-q", "method=fedavg", "rounds=2", "out=there", *SMALL)
-    assert answer.err == "fedloom: stopped after round 2 of fedavg; continue with: fedloom run resume=there\n"
+    answer = cli("run", "-q", "method=fedavg", "rounds=2", "out=over there", *SMALL)
+    assert answer.err == "fedloom: stopped after round 2 of fedavg; continue with: fedloom run 'resume=over there'\n"
 
 
 def test_a_sweep_does_not_take_the_runs_of_one_that_was_faster_for_its_own(

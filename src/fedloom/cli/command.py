@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import re
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -428,13 +429,13 @@ class Command:
             return UNBEGUN
         done = max((record["round"] for record in RunDirectory(job.directory).metrics()), default=0)
         who = f"{job.label}, seed {job.config['seed']}" if batch.is_sweep else job.label
-        how = " ".join(
-            [f"fedloom {self.schema.command} resume={relpath(batch.parent)}", *(f"--import {m}" for m in batch.imports)]
-        )
+        how = ["fedloom", *self.schema.command.split(), f"resume={relpath(batch.parent)}"]
+        for module in batch.imports:
+            how += ["--import", module]
         if address := job.config.values.get("engine", {}).get("address"):
-            how += f" engine.address={address}"
+            how.append(f"engine.address={address}")
         step = of_kind(self.schema.kind).step
-        return f"stopped after {step} {done} of {who}; continue with: {how}"
+        return f"stopped after {step} {done} of {who}; continue with: {shlex.join(how)}"
 
     def show(
         self, consoles: Sequence[Console], batch: RunPlan, verbose: bool = False
