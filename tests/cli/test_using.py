@@ -311,3 +311,10 @@ def test_a_run_of_a_file_is_used_from_any_folder(cli: Cli, tmp_path: Path, monke
     for words in (("predict", f"run={run}", str(file)), ("run", f"resume={run}", "rounds=2"), ("export", f"run={run}")):
         code, _, err = cli(*words)
         assert code == 0, err
+
+
+def test_metrics_without_a_value_are_null_in_json(cli: Cli) -> None:
+    words = ("method=fedavg", "partition=pathological", "partition.classes=1", "clients=10", "rounds=1", "out=done")
+    assert cli("run", "-q", "model=logistic", *words).code == 0
+    done = cli("evaluate", "run=done", "evaluation.metrics=[accuracy,auroc]", "--json")
+    assert json.loads(done.out, parse_constant=pytest.fail)["clients/auroc/mean"] is None  # of one class each

@@ -24,7 +24,7 @@ from fedloom.experiment.atomic import write_whole
 from fedloom.experiment.checkpoint import located
 from fedloom.experiment.console import relpath
 from fedloom.experiment.deployed import FORMATS, DeployedModel
-from fedloom.experiment.rundir import RunDirectory
+from fedloom.experiment.rundir import RunDirectory, jsonable
 from fedloom.experiment.trained import TrainedRun
 
 OPTIONS = ("client", "round", "out", "format")
@@ -164,7 +164,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     evaluation = CONDITIONS["evaluation"].instantiate(config["evaluation"])
     record: dict[str, Any] = run.evaluate(others, evaluation)
     if arguments.json:
-        print(json.dumps(record))
+        print(json.dumps(jsonable(record)))
         return 0
     for key, value in record.items():
         if isinstance(value, int | float):

@@ -21,6 +21,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from itertools import count
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -492,6 +493,19 @@ class RunDirectory:
         """Write ``summary.json``, with checksums of the files that it summarises."""
         whole = {**summary, "checksums": checksums(self.path)}
         atomic.write_whole(self.path / "summary.json", json.dumps(whole, indent=1).encode())
+
+
+def jsonable(value: Any) -> Any:
+    """The value with None in place of NaN and infinities, which JSON does not have.
+
+    >>> jsonable({"auroc": float("nan"), "bins": [0.5, float("inf")]})
+    {'auroc': None, 'bins': [0.5, None]}
+    """
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: jsonable(item) for key, item in value.items()}
+    return [jsonable(item) for item in value] if isinstance(value, list) else value
 
 
 def _whole(digits: str) -> int:

@@ -6,7 +6,6 @@ the next safe point.
 
 from __future__ import annotations
 
-import math
 import signal
 import threading
 import time
@@ -27,7 +26,7 @@ from fedloom.experiment import checkpoint as checkpoints
 from fedloom.experiment.callbacks import Callback, RunInfo, added, numbers
 from fedloom.experiment.checkpoint import Checkpoint
 from fedloom.experiment.fingerprint import differences
-from fedloom.experiment.rundir import VERSION, Columns, RunDirectory, Status
+from fedloom.experiment.rundir import VERSION, Columns, RunDirectory, Status, jsonable
 from fedloom.experiment.runtime import environment
 from fedloom.experiment.store import check_forms, forms
 
@@ -353,7 +352,7 @@ class Trainer:
         if told := told + self.moved:
             record["changed"], self.moved = told, []
         record["seconds"] = round(time.perf_counter() - started, 4)
-        record = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+        record = jsonable(record)
         if self.directory is not None:
             self.directory.record(record, tables)
         task.history.append(record)

@@ -12,6 +12,7 @@ import numpy as np
 from fedloom.base import yaml
 from fedloom.base.files import whole_file
 from fedloom.experiment.atomic import write_whole
+from fedloom.experiment.rundir import jsonable
 from fedloom.experiment.trainer import Record
 from fedloom.metrics.curves import paired
 from fedloom_apps.search.space import Candidate, SearchSettings
@@ -107,8 +108,8 @@ def summary(history: Sequence[Record], settings: SearchSettings, maximise: bool,
     return {
         "goal": settings.goal,
         "chosen": "finalist 1" if others and tried[0]["label"] != reference else reference,  # on validation samples
-        "ranking": _jsonable(ranking),
-        "parts": _jsonable(parts),
+        "ranking": jsonable(ranking),
+        "parts": jsonable(parts),
         "verdict": verdict(ranking, reference, bool(others)) if ranking or not tried else PENDING,
     }
 
@@ -204,12 +205,3 @@ def picture(tried: Sequence[Record], goal: str, maximise: bool) -> Any:
     axes.set(xlabel="communicated, MB", ylabel=f"{goal} on validation samples")
     axes.spines[["top", "right"]].set_visible(False)
     return figure
-
-
-def _jsonable(value: Any) -> Any:
-    """The value with NaN and infinity as None."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _jsonable(item) for key, item in value.items()}
-    return [_jsonable(item) for item in value] if isinstance(value, list) else value
