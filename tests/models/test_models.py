@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
 from fedloom.base.errors import ConfigError
+from fedloom.models import energy_cnn, mlp, resnet10_xxs, stacked_lstm, two_cnn
 from fedloom.models.deep import residual
 
 
@@ -197,3 +199,21 @@ def test_impossible_settings_end_in_one_sentence(name: str, inputs: tuple, setti
 def test_the_smallest_image_named_in_the_sentence_works(name: str, side: int, padding: str) -> None:
     model = make(name, (1, side, side), padding=padding)
     assert model(torch.zeros(1, 1, side, side)).shape == (1, 10)
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "setting"),
+    [
+        (mlp, (4,), "norm"),
+        (two_cnn, (1, 16, 16), "padding"),
+        (energy_cnn, (1, 8, 8), "activation"),
+        (resnet10_xxs, (1, 8, 8), "activation"),
+        (resnet10_xxs, (1, 8, 8), "norm"),
+        (stacked_lstm, (5,), "positions"),
+    ],
+)
+def test_a_word_that_a_model_does_not_know_is_refused_with_those_that_it_knows(
+    model: Callable[..., nn.Module], inputs: tuple[int, ...], setting: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"model '\w+' has no {setting} 'other'; there are: \w+, \w+\."):
+        model(classes=3, inputs=inputs, **{setting: "other"})

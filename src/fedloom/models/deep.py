@@ -12,7 +12,15 @@ from fedloom.base.errors import ConfigError
 from fedloom.base.ranges import Count, Positive
 from fedloom.models.classifier import Classifier, image, models
 from fedloom.models.early_exit import EarlyExit, Shallow
-from fedloom.models.layers import ACTIVATIONS, ActivationName, GlobalMean, Norm, NormName, classifier, normalisation
+from fedloom.models.layers import (
+    ActivationName,
+    GlobalMean,
+    Norm,
+    NormName,
+    activation_of,
+    classifier,
+    normalisation,
+)
 
 
 class Block(nn.Module):
@@ -53,7 +61,7 @@ def residual(
     """
     colours, _, _ = image(name, classes, inputs)
     make = normalisation(name, norm, groups, (stem, *widths))
-    act = ACTIVATIONS[activation]
+    act = activation_of(name, activation)
     body = nn.Sequential(nn.Conv2d(colours, stem, 3, 1, 1, bias=False), make(stem), act())
     before = stem
     for stage, (after, count) in enumerate(zip(widths, repeats, strict=True)):

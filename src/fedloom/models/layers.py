@@ -29,6 +29,16 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"relu": nn.ReLU, "swish": nn.
 """Makers of activations; ``swish`` is the smooth x·σ(x)."""
 
 
+def activation_of(model: str, activation: ActivationName) -> Callable[[], nn.Module]:
+    """The maker of a model's activations; ``model`` is its name, for error messages.
+
+    >>> activation_of("resnet18", "swish")()
+    SiLU()
+    """
+    one_of(f"model {model!r} has no activation", activation, ACTIVATIONS)
+    return ACTIVATIONS[activation]
+
+
 def normalisation(model: str, norm: NormName, groups: int, channels: Iterable[int], dimensions: int = 2) -> Norm:
     """The factory of a model's normalisation layers.
 

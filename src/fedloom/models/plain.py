@@ -8,10 +8,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from fedloom.base.checks import one_of
 from fedloom.base.errors import ConfigError
 from fedloom.base.ranges import Count, NonNegativeInt
 from fedloom.models.classifier import Classifier, flat, image, models, shape
-from fedloom.models.layers import ACTIVATIONS, ActivationName, GlobalMean, NormName, classifier, normalisation
+from fedloom.models.layers import ActivationName, GlobalMean, NormName, activation_of, classifier, normalisation
 
 
 class OneLogit(nn.Module):
@@ -85,6 +86,7 @@ def mlp(
         >>> mlp(classes=10, inputs=(1, 8, 8), hidden=(32, 16)).head
         Linear(in_features=16, out_features=10, bias=True)
     """
+    one_of("model 'mlp' has no norm", norm, ("none", "batch"))
     return _layers("mlp", classes, inputs, tuple(hidden), norm == "batch", bias=norm == "none")
 
 
@@ -134,6 +136,7 @@ def _two_convolutions(
     dense: tuple[int, ...],
     padding: Literal["same", "valid"],
 ) -> Classifier:
+    one_of(f"model {name!r} has no padding", padding, _PADDING)
     zeros, least = _PADDING[padding]
     colours, *sides = image(name, classes, inputs, least, f" with {padding!r} padding")
     first, second = channels
@@ -297,7 +300,7 @@ def energy_cnn(
         halvings = max((min(sides) - 1).bit_length() - 1, 0)
         channels = tuple(min(max(64 >> halvings, 8) << k, 64) for k in range(halvings + 1))
     image("energy_cnn", classes, inputs, 2 ** (len(channels) - 1))
-    norm, act = normalisation("energy_cnn", "group", groups, channels), ACTIVATIONS[activation]
+    norm, act = normalisation("energy_cnn", "group", groups, channels), activation_of("energy_cnn", activation)
     body = nn.Sequential()
     for number, after in enumerate(channels):
         kernel, stride = (4, 2) if number else (3, 1)
@@ -361,6 +364,7 @@ def stacked_lstm(
         torch.Size([3, 20, 80])
     """
     shape("stacked_lstm", classes, inputs, 1, "sequences of token numbers")
+    one_of("model 'stacked_lstm' has no positions", positions, ("last", "every"))
     body = Recurrent(vocabulary or classes, embedding, hidden, layers, every=positions == "every")
     return Classifier(body, hidden, classes)
 
