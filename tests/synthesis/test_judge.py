@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from fedloom.base.errors import ConfigError, DataError
 from fedloom.base.rng import stream
@@ -143,7 +145,15 @@ def test_training_ends_when_nothing_is_left_to_learn() -> None:
     assert fit("mlp", few, ClassifierTraining(augment=()), seed=1).loss != found.loss
 
 
-@pytest.mark.parametrize("wrong", [{"every": -1}, {"per_class": 0}, {"lr": 0.0}, {"max_steps": 0}, {"batch_size": 0}])
+def test_batch_normalisation_never_sees_a_batch_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eleven samples in batches of five: a single sample is left at the end of a pass."""
+    normalised = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
+    monkeypatch.setattr("fedloom_apps.synthesis.judge.classifier", lambda name, arrays: deepcopy(normalised))
+    eleven = sources.make("digits").train.take(torch.arange(11))
+    assert fit("normalised", eleven, ClassifierTraining(batch_size=5, max_steps=9, augment=()), seed=0).steps == 9
+
+
+@pytest.mark.parametrize("wrong", [{"every": -1}, {"per_class": 0}, {"lr": 0.0}, {"max_steps": 0}, {"batch_size": 1}])
 def test_impossible_settings_are_refused(wrong: dict) -> None:
     with pytest.raises(ConfigError):
         EvalConfig(**wrong)

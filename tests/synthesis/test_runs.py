@@ -90,7 +90,9 @@ def test_of_fedevg_the_set_alone_crosses_the_network() -> None:
 
 
 def test_looking_changes_no_bit_of_the_run() -> None:
-    often, never = (synthesize(experiment("fedcvae"), judge=EvalConfig(every, 6, max_steps=20)) for every in (1, 0))
+    often, never = (
+        synthesize(experiment("fedcvae"), judge=EvalConfig(every=every, per_class=6, max_steps=20)) for every in (1, 0)
+    )
     assert torch.equal(often.generated.arrays.x, never.generated.arrays.x)
     assert often.evaluation.numbers == never.evaluation.numbers
 

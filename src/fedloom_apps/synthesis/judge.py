@@ -1,18 +1,15 @@
-"""Evaluation of synthetic sets: a classifier trained on the set, and comparisons of its samples with real ones.
-
-Training a classifier to convergence, on a synthetic set or on real data, to evaluate synthetic sets.
-"""
+"""Evaluation of synthetic sets: a classifier trained on the set to convergence, and comparisons with real samples."""
 
 from __future__ import annotations
 
 import hashlib
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from math import inf, log
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -22,7 +19,7 @@ from torch import Tensor, nn
 
 from fedloom.base import rng
 from fedloom.base.errors import ConfigError
-from fedloom.base.ranges import Count, NonNegative, NonNegativeInt, Positive, within
+from fedloom.base.ranges import Count, NonNegative, NonNegativeInt, Positive, Range, within
 from fedloom.core.federation import Arrays, Federation
 from fedloom.data.augment import Pipeline, pipeline
 from fedloom.data.sources.generated import pixels
@@ -48,16 +45,17 @@ class ClassifierTraining:
 
     Args:
         lr: initial learning rate of Adam.
-        batch_size: samples of a mini-batch.
+        batch_size: samples of a mini-batch from a synthetic set; an evaluation's batches of real data have 100. A
+            single sample that is left at the end of a pass joins the last batch.
         window: steps over which the loss is averaged.
         patience: windows without progress that count as a plateau.
         loss_tol: mean loss below which training ends.
         max_steps: maximum number of steps.
-        augment: augmentations of the images, as in an experiment; None shifts them by up to an eighth of their side.
+        augment: augmentations of the images, as in an experiment; null shifts them by up to an eighth of their side.
     """
 
     lr: Positive = 2e-3
-    batch_size: Count = 50
+    batch_size: Annotated[int, Range(2)] = 50
     window: Count = 25
     patience: Count = 4
     loss_tol: NonNegative = 1e-3
@@ -132,9 +130,9 @@ def changes(training: ClassifierTraining, arrays: Arrays) -> Pipeline | None:
 
 
 def _batches(count: int, size: int, draws: np.random.Generator) -> Iterator[np.ndarray]:
+    """Mini-batches without end; none but a whole set has one sample, of which batch normalisation has no variance."""
     while True:
-        order = draws.permutation(count)
-        yield from np.split(order, range(size, count, size))
+        yield from np.split(draws.permutation(count), range(size, count - 1, size))
 
 
 def _train(
@@ -182,44 +180,26 @@ NEIGHBOURS = 5  # k of precision, recall, density and coverage
 
 
 @dataclass(frozen=True)
-class EvalConfig:
-    """Settings of the evaluation of synthetic sets.
+class EvalConfig(ClassifierTraining):
+    """Settings of the evaluation of synthetic sets, and of the training of its two classifiers.
 
     Args:
         every: rounds between evaluations; 0 evaluates at the end only.
         per_class: samples of each class drawn from a generator; methods without one hold their own set.
         classifier: the network trained on the set, and the one trained on real data: the name of a model, or ``auto``
             for a small one chosen by the size of the samples.
-        lr: initial learning rate of both classifiers, see ``ClassifierTraining``.
-        batch_size: samples of a mini-batch from the synthetic set; 100 on real data.
-        loss_tol: mean loss below which training ends.
-        max_steps: maximum number of training steps.
-        augment: augmentations of the images; null shifts them by up to an eighth of their side.
         inception: file with the weights of Inception, to compute FID and KID on its features too, at the end.
     """
 
     every: NonNegativeInt = 0
     per_class: Count = 10
     classifier: str = AUTO
-    lr: Positive = 2e-3
-    batch_size: Count = 50
-    loss_tol: NonNegative = 1e-3
-    max_steps: Count = 2000
-    augment: tuple[str | Mapping[str, Any], ...] | None = None
     inception: Path | None = None
 
-    def __post_init__(self) -> None:
-        within(self, "judge.")
-
-    def training(self, batch_size: int | None = None) -> ClassifierTraining:
-        """The settings of the classifiers' training."""
-        return ClassifierTraining(
-            lr=self.lr,
-            batch_size=batch_size or self.batch_size,
-            loss_tol=self.loss_tol,
-            max_steps=self.max_steps,
-            augment=self.augment,
-        )
+    @property
+    def training(self) -> ClassifierTraining:
+        """The settings of training alone, from which the classifier of real data follows."""
+        return ClassifierTraining(*(getattr(self, f.name) for f in fields(ClassifierTraining)))
 
 
 @dataclass(frozen=True)
@@ -267,7 +247,7 @@ class SyntheticEvaluator:
         self.classifier = suited(self.settings.classifier, self.test)
         with torch.device("meta"):
             classifier(self.classifier, self.test)  # refuses before anything runs, as the next line does
-        changes(self.settings.training(), self.test)
+        changes(self.settings, self.test)
         self._inception = None if self.settings.inception is None else inception(self.settings.inception)
 
     @cached_property
@@ -279,7 +259,7 @@ class SyntheticEvaluator:
     @cached_property
     def known(self) -> FittedClassifier:
         """The classifier trained on ``trained_on``, from the cache if it is there."""
-        training = self.settings.training(100)
+        training = replace(self.settings.training, batch_size=100)
         path = None if self.cache is None else self.cache / f"real-{self._stamp(training)}.safetensors"
         if path is not None and (stored := self._kept(path)) is not None:
             return stored
@@ -371,7 +351,7 @@ class SyntheticEvaluator:
 
     def _utility(self, arrays: Arrays) -> tuple[dict[str, float], dict[str, Any]]:
         """Performance of a classifier trained on the set."""
-        fitted = fit(self.classifier, arrays, self.settings.training(), self.seed)
+        fitted = fit(self.classifier, arrays, self.settings, self.seed)
         test, split = self.federation.test, self.federation.held_out
         numbers = {"train_accuracy": fitted.accuracy, "train_loss": fitted.loss, "train_steps": fitted.steps}
         if len(test):
@@ -386,7 +366,7 @@ class SyntheticEvaluator:
             shares = np.add.reduceat(right.cpu().numpy().astype(np.float64), starts) / sizes[tested]
             figures = fairness.summary(shares, sizes[tested])
             numbers |= {f"clients/accuracy/{name}": value for name, value in figures.items()}
-        return numbers, {"classifier": self.classifier, "training": asdict(self.settings.training())}
+        return numbers, {"classifier": self.classifier, "training": asdict(self.settings.training)}
 
     def _similarity(self, arrays: Arrays) -> tuple[dict[str, float], dict[str, Any]]:
         """Comparison of the samples with real ones, by the real-data classifier."""
