@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 from helpers.federations import CLASSES, FEATURES, classes
+from helpers.networks import normed, tanh_net
 from helpers.runs import go
-from torch import Tensor
+from torch import Tensor, nn
 
 import fedloom as fl
-from fedloom.base.errors import ConfigError
+from fedloom.base.errors import ConfigError, FedLoomError
 from fedloom.core.context import Batch, Context, Output
 from fedloom.core.local import Local
 from fedloom.core.method import Method
@@ -55,6 +56,24 @@ def test_a_lesson_brings_scores_towards_the_consensus() -> None:
         return float(np.mean(found))
 
     assert apart(10) < 0.7 * apart(0)
+
+
+def test_batch_statistics_are_the_clients_own_and_scores_do_not_change_them() -> None:
+    """The scores of the last round are those of the models that clients keep, in evaluation mode."""
+    settings: dict[str, Any] = {
+        "model": lambda: normed(tanh_net(), nn.BatchNorm1d),
+        "federation": classes((6, 9, 8)),
+        "local": Local(epochs=2, batch_size=3, lr=0.2),
+    }
+    result = go(make("fedmd", size=6, batch_size=3), **settings)
+    assert not result.failures
+    down = result.snapshot.server.parts["objective.1"]
+    found = [result.trained.client(client).outputs(down["inputs"]) for client in range(3)]
+    torch.testing.assert_close(torch.stack(found).mean(0), down["scores"])
+    kept = {client: state["personal"]["buffers"] for client, state in result.snapshot.store}
+    assert not torch.equal(kept[0], kept[1])
+    with pytest.raises(FedLoomError, match="choose another batch_size of the method, or group normalisation"):
+        go(make("fedmd", size=7, batch_size=3), **settings)
 
 
 class Once(Term):

@@ -55,9 +55,9 @@ def check_declarations(who: str, part: Part) -> None:
         held = getattr(part, name)
         if not (isinstance(held, Mapping) and all(isinstance(k, str) and fits(v) for k, v in held.items())):
             raise ConfigError(f"{who}: {name} is {held!r:.60}, but it must map names, like {{'control': {example}}}.")
-    if overrides(part, "lessons") and part.needs.model != "inputs":
+    if overrides(part, "lessons") and not part.needs.model:
         raise ConfigError(
-            f"{who} takes steps on other inputs than the client's samples; declare needs = Needs(model='inputs')."
+            f"{who} takes steps on other inputs than the client's samples; declare needs = Needs(model='evaluated')."
         )
     _check_names(who, part)
 

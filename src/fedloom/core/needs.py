@@ -13,9 +13,9 @@ class Needs:
 
     Attributes:
         model: the model itself, to call it on other ``inputs`` than the mini-batch, which changes batch statistics;
-            ``evaluated``: only in evaluation mode or in ``on_step``, which do not; ``generator``: a network that
-            generates, whose forward takes a ``part``, and whose output on the mini-batch is not used; ``pair``: a
-            network of the client's own with the shared one, ``shared``, beside it.
+            ``evaluated``: only in ``lessons``, or in evaluation mode or ``on_step``, which do not; ``generator``: a
+            network that generates, whose forward takes a ``part``, and whose output on the mini-batch is not used;
+            ``pair``: a network of the client's own with the shared one, ``shared``, beside it.
         features: the model's features, in addition to its logits.
         label_counts: the number of samples of each class at the client.
         common_classes: class numbers that mean the same at all clients.

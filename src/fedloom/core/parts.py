@@ -245,7 +245,8 @@ class Term(Part):
         """Return mini-batches of what was received, for steps before those on the client's samples.
 
         These steps descend ``lesson`` alone, with a fresh optimiser and the client's learning rate; they are not among
-        ``ctx.steps``. A part that overrides it declares ``Needs(model="inputs")``.
+        ``ctx.steps``. Batch statistics follow their passes, too. A part that overrides it declares
+        ``Needs(model="evaluated")``.
 
         Args:
             ctx: the context.

@@ -493,9 +493,10 @@ class ClientWork:
         if self.at is not None and not all(bool(v.square().sum().isfinite()) for v in (self.at.theta, self.at.model)):
             return self._left_out(FailureKind.DIVERGED, f"its model diverged before {self.stage}: {reason}", trace)
         if str(error).startswith(ONE_VALUE):
+            local = "local.batch_size, local.last_batch=merge"
             reason += (
                 ". A mini-batch of one sample has no variance for batch normalisation: choose another "
-                "local.batch_size, local.last_batch=merge, or group normalisation"
+                f"{'batch_size of the method' if self.stage.startswith('lesson') else local}, or group normalisation"
             )
         return self._left_out(FailureKind.CODE, reason + hint(error), trace)
 

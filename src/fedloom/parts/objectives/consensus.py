@@ -39,7 +39,7 @@ class Consensus(Term):
     inputs are the server's, have no labels and are sent, d_t and d_{t+1} of 2N inputs in a round, which are counted;
     clients that have them would receive N scores and the numbers of N inputs. What the paper calls transfer learning,
     training on labelled public samples before the first round, is left to ``init``. Simulated durations are those of
-    the local steps alone.
+    the local steps alone. Batch statistics are the client's own, of digestion and local steps, as in the authors' code.
 
     Args:
         size: N, inputs in a round, drawn anew without replacement; all, if there are not more.
@@ -55,7 +55,7 @@ class Consensus(Term):
     lam: Positive = 1.0
     distance: Literal["absolute", "squared"] = "absolute"
 
-    needs = Needs(model="inputs", public=True, common_classes=True)
+    needs = Needs(model="evaluated", public=True, common_classes=True)
     targets = ONE_CLASS
     uploads = {"scores": Reduce.MEAN}  # noqa: RUF012
     downloads = ("inputs", "scores", "next")
