@@ -15,9 +15,10 @@ from PIL import Image
 from torch.utils.data import Dataset, TensorDataset
 
 from fedloom import Federation, FedLoomError, Index
+from fedloom.base.errors import DataError
 from fedloom.config import resolve
 from fedloom.config.keys import DATA
-from fedloom.data import as_source, federate
+from fedloom.data import as_source, federate, sources
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 3)).astype(np.float32)
@@ -265,6 +266,22 @@ def test_what_cannot_be_used_is_refused(case: str) -> None:
     call, sentence = REFUSED[case]
     with pytest.raises(FedLoomError, match=sentence):
         call()
+
+
+def test_an_npz_file_has_labels_in_a_column_too_but_no_texts(tmp_path: Path) -> None:
+    np.savez(tmp_path / "column.npz", x_train=X, y_train=Y[:, None])
+    assert torch.equal(sources.make("npz", path=tmp_path / "column.npz").train.y, torch.from_numpy(Y))
+    np.savez(tmp_path / "texts.npz", x_train=X, y_train=WHO)
+    with pytest.raises(DataError, match="y_train holds text; number the classes from 0 on, and give their names as"):
+        sources.make("npz", path=tmp_path / "texts.npz")
+
+
+@pytest.mark.parametrize("data", [(X, Y), Pairs()], ids=["arrays", "a data set"])
+def test_a_registered_function_may_return_data_in_any_form(data: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "_entries", dict(sources._entries))
+    sources.register(name="mine")(lambda: data)
+    assert federate("mine", "iid", 5).provenance["fingerprint"] == federate((X, Y), "iid", 5).provenance["fingerprint"]
+    assert DATA.instantiate({"name": "mine"}).name == "mine"
 
 
 def test_targets_in_bfloat16_are_numbers() -> None:

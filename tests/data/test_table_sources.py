@@ -296,6 +296,15 @@ def test_tables_of_a_folder_have_the_same_columns(tmp_path: Path) -> None:
         sources.make("table", path=str(folder), label=("ill",))
 
 
+def test_a_file_of_another_kind_is_refused_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("visits.tsv").write_text("a\till\n1\t0\n")
+    with pytest.raises(ConfigError, match=r"'visits\.tsv' is a file of a kind that no data source reads; write it as"):
+        sources["visits.tsv"]
+    with pytest.raises(DataError, match=r"visits\.tsv ends in neither \.csv nor \.parquet; write the table in one"):
+        sources.make("table", path="visits.tsv")
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

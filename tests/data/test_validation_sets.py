@@ -115,6 +115,28 @@ def test_missing_values_are_dropped_or_filled_by_the_first_file(files: Path, mis
     assert source.settings["missing"] == missing
 
 
+def test_labels_of_complete_rows_stay_classes(files: Path) -> None:
+    """A column of whole numbers that lacks one is read as floats."""
+    table = pd.read_csv(files / "train.csv")
+    table["label"] = (table["label"] == "yes").astype(float)
+    table.loc[0, "label"] = None
+    table.to_csv(files / "train.csv", index=False)
+    source = sources.make("table", path=files / "train.csv", label=["label"], missing="drop")
+    assert source.train.y.tolist() == table["label"][1:].tolist()
+    assert source.train.has_classes
+    table["x"] = None
+    table.to_csv(files / "train.csv", index=False)
+    with pytest.raises(DataError, match="every row has a missing value, most often in column 'x'; leave that column"):
+        sources.make("table", path=files / "train.csv", label=["label"], missing="drop")
+
+
+def test_whole_numbers_that_are_missing_are_filled_by_their_mean(tmp_path: Path) -> None:
+    table = pd.DataFrame({"x": pd.array([1, None, 2], "Int64"), "t": pd.array([True, None, False], "boolean")})
+    table.assign(label=[0, 1, 0]).to_parquet(tmp_path / "t.parquet")
+    source = sources.make("table", path=tmp_path / "t.parquet", missing="impute")
+    assert source.train.x.tolist() == [[1, 1], [1.5, 0.5], [2, 0]]
+
+
 def test_labels_are_never_filled(files: Path) -> None:
     table = pd.read_csv(files / "train.csv")
     table.loc[0, "label"] = None

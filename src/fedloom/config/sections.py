@@ -177,7 +177,7 @@ class Choice(Section):
         return from_plain(self.registry[values["name"]].parameters, {k: v for k, v in values.items() if k != "name"})
 
     def instantiate(self, values: Mapping[str, Any], **fixed: Any) -> Any:
-        return self.registry[values["name"]].make(**fixed, **self.settings(values))
+        return self.registry.make(values["name"], **fixed, **self.settings(values))
 
 
 class MethodChoice(Choice):

@@ -296,8 +296,11 @@ def labels_read(source: Source, partition: Partition, noise: LabelNoise, target:
         (not target.is_identity, "a target"),
     ):
         if labels is None and reads:
-            instead = "; choose partition iid, lognormal or natural" if what.startswith("partition") else ""
-            raise DataError(f"{what} reads class numbers, which {source.name} does not have{instead}.")
+            instead = ", or choose partition iid, lognormal or natural" if what.startswith("partition") else ""
+            raise DataError(
+                f"{what} reads class numbers, which {source.name} does not have; give one whole number or name per "
+                f"sample as its target{instead}."
+            )
     if partition.outputs is not None and not (noise.is_identity and target.is_identity):
         raise ConfigError(f"partition {partition.name!r} with local names takes no label noise and no target.")
     return np.zeros(len(source.train), dtype=np.int64) if labels is None else labels

@@ -414,7 +414,6 @@ def coded(parts: Sequence[Any], names: Sequence[Sequence[str]], what: str) -> tu
     if len(kinds) > 1:
         raise DataError(f"{what}: some targets are whole numbers and others floats; convert them to one type.")
     if not kinds.pop():
-        tensors = [part[:, 0] if part.ndim == 2 and part.shape[1] == 1 else part for part in tensors]
         least = min((int(part.min()) for part in tensors if part.numel()), default=0)
         if least < 0:
             raise DataError(

@@ -80,7 +80,17 @@ READERS = {".npz": "npz", ".csv": "table", ".parquet": "table"}
 
 
 class Sources(Registry[Source]):
-    """The registry of data sources; for a file or folder in place of a name, the error says how to read it."""
+    """The registry of data sources; for a file or folder in place of a name, the error says how to read it.
+
+    A factory may also return data as a user gives them, like arrays (x, y) or a torch data set.
+    """
+
+    def make(self, name: str, /, **settings: Any) -> Source:
+        """Call the factory registered under ``name``, as any registry does."""
+        from fedloom.data.user import as_source  # imports this
+
+        made = super().make(name, **settings)
+        return made if isinstance(made, Source) else as_source(made, name=name)
 
     def __getitem__(self, name: str) -> Entry[Source]:
         if isinstance(name, str) and name not in self:
@@ -94,6 +104,11 @@ class Sources(Registry[Source]):
                 reader = "npz" if (Path(name) / "x_train.npy").is_file() else "folder"
                 reader = "table" if endings & {".csv", ".parquet"} else reader
                 raise ConfigError(f"{name!r} is a folder, not a data source; to read it, write {reader}:{name}.")
+            if os.path.isfile(name):
+                raise ConfigError(
+                    f"{name!r} is a file of a kind that no data source reads; write it as {', '.join(READERS)}, or "
+                    "register a source of your own, which reads it."
+                )
         return super().__getitem__(name)
 
 

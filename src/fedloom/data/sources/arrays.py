@@ -315,7 +315,6 @@ def npz(
         except DataError:
             raise error from None
         arrays = {ours: theirs[name] for ours, name in MEDMNIST.items() if name in theirs}
-        arrays |= {ours: y[:, 0] for ours, y in arrays.items() if ours[0] == "y" and y.ndim == 2 and y.shape[1] == 1}
     arrays |= {key: shaped(array, shape, str(path)) for key, array in arrays.items() if key.startswith("x_")}
     apart: dict[str, Any] = {key.replace("client_", "clients_"): arrays[key] for key in held if key in arrays}
     source = from_tensors(
@@ -519,9 +518,13 @@ def as_array(value: Any, what: str) -> np.ndarray:
 
 
 def targets(y: Tensor | np.ndarray, what: str = "y") -> Tensor:
-    """Class numbers as int64, real targets as float32."""
+    """Class numbers as int64, [N] where they are given as [N, 1], and real targets as float32."""
+    if isinstance(y, np.ndarray) and y.dtype.kind in "US":
+        raise DataError(f"{what} holds text; number the classes from 0 on, and give their names as names.")
     y = numbers(y, what)
-    return y.to(torch.float32 if y.is_floating_point() else torch.int64)
+    if y.is_floating_point():
+        return y.to(torch.float32)
+    return (y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y).to(torch.int64)
 
 
 def numbers(array: Tensor | np.ndarray, what: str) -> Tensor:

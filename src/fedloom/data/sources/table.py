@@ -7,7 +7,7 @@ import io
 import os
 import re
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
@@ -126,7 +126,7 @@ def without_gaps(frames: Sequence[Any], missing: str, ids: Sequence[str], featur
         return list(frames)
     read = [column for column in frames[0].columns if not features or column in features or column in ids]
     if missing == "drop":
-        return [frame.dropna(subset=[column for column in read if column in frame.columns]) for frame in frames]
+        return [_without_rows(frame, [column for column in read if column in frame.columns], ids) for frame in frames]
     fill = {}
     for column in (column for column in read if column not in ids):
         values = frames[0][column]
@@ -135,7 +135,23 @@ def without_gaps(frames: Sequence[Any], missing: str, ids: Sequence[str], featur
             raise DataError(f"column {column!r} has no value by which missing ones could be filled; leave it out.")
         numbers = pd.api.types.is_numeric_dtype(values)
         fill[column] = values.mean() if numbers else values.mode(dropna=True)[0]
-    return [frame.fillna(fill) for frame in frames]
+    return [frame.astype(dict.fromkeys(_lacking_whole(frame, fill), float)).fillna(fill) for frame in frames]
+
+
+def _lacking_whole(frame: Any, columns: Iterable[str]) -> list[str]:
+    """The columns of whole numbers or truth values that lack some, as pandas' own types can, and hold no mean."""
+    held = [column for column in columns if column in frame.columns]
+    return [column for column in held if frame[column].dtype.kind in "iub" and frame[column].isna().any()]
+
+
+def _without_rows(frame: Any, columns: Sequence[str], ids: Sequence[str]) -> Any:
+    """A frame without the rows that lack a value; whole numbers of labels and clients are no floats any more."""
+    whole = frame.dropna(subset=columns)
+    if len(frame) and not len(whole):
+        lacking = frame[columns].isna().sum().idxmax()
+        raise DataError(f"every row has a missing value, most often in column {lacking!r}; leave that column out.")
+    floats = [column for column in ids if column in columns and whole[column].dtype.kind == "f"]
+    return whole.astype({c: int for c in floats if frame[c].isna().any() and (whole[c] % 1 == 0).all()})
 
 
 def only(columns: Sequence[str]) -> str | list[str]:
@@ -156,6 +172,8 @@ def read_frame(path: Path, texts: Collection[str] = ()) -> Any:
         path: the file.
         texts: columns of a CSV file that hold texts, even if all of them look like numbers.
     """
+    if path.is_file() and not path.name.lower().endswith((*CSV, ".parquet")):
+        raise DataError(f"{path} ends in neither .csv nor .parquet; write the table in one of these forms.")
     with reading(path, "cannot be read as a table"):
         try:
             return (_csv if path.name.lower().endswith(CSV) else _parquet)(readable(path), texts)
