@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 import fedloom as fl
 from fedloom.base.errors import ConfigError, DataError
-from fedloom.core.federation import Federation
+from fedloom.core.federation import Federation, Unlabelled
 from fedloom.core.method import Method
 from fedloom.data.partitions import Alid
 from fedloom.experiment.experiment import Experiment
@@ -43,12 +44,17 @@ def model(federation: Federation) -> Any:
             {"method": Method("mine", (WeightedCrossEntropy((1.0,) * 3),))},
             "'weighted_cross_entropy' uses class numbers",
         ),
+        ({"method": fl.methods.make("fedproto")}, "'alignment' uses class numbers"),
+        ({"method": fl.methods.make("fedevg")}, "'energy' uses class numbers"),
+        ({"method": fl.methods.make("feddf")}, "'ensemble' uses class numbers"),
+        ({"method": fl.methods.make("fedssa"), "views": ("blur",)}, "'ssa' uses class numbers"),
         ({"attack": LabelFlip(0.9)}, "hostile clients of this attack aim at classes by their numbers"),
         ({"attack": Backdoor(0.9)}, "hostile clients of this attack aim at classes by their numbers"),
     ],
 )
 def test_what_goes_by_class_numbers_is_refused(federation: Federation, settings: dict[str, Any], sentence: str) -> None:
     settings = {"method": fl.methods.make("fedavg"), **settings}
+    federation = replace(federation, unlabelled=Unlabelled(federation.test.x))
     with pytest.raises(ConfigError, match=sentence) as told:
         Experiment(federation=federation, model=model(federation), **settings)
     assert not federation.pooled().classes_alike

@@ -117,7 +117,8 @@ class SelfSupervised(Mixing):
     @property
     def needs(self) -> Needs:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Views of target inputs and all updates at once; without feedback, also the last round."""
-        return Needs(target="views", updates=True, rounds="" if self.feed_back else "last")
+        last = "" if self.feed_back else "last"
+        return Needs(target="views", updates=True, common_classes=True, rounds=last)
 
     def check(self, local: Local, facts: Facts) -> None:
         if facts.rounds and self.start >= facts.rounds:

@@ -24,7 +24,7 @@ class Similarity(Mixing):
     FedSSA, appendix D, eq. (9), with ŷ_k as probabilities; cosines of logits could be negative.
     """
 
-    needs = Needs(target="views", updates=True)
+    needs = Needs(target="views", updates=True, common_classes=True)
     targets = CLASSES
     citation = CITATION
 
@@ -42,7 +42,7 @@ class Confidence(Mixing):
     FedSSA, appendix D, eq. (10); ŷ_k are probabilities on the inputs without augmentation.
     """
 
-    needs = Needs(target="inputs", updates=True)
+    needs = Needs(target="inputs", updates=True, common_classes=True)
     targets = CLASSES
     citation = CITATION
 

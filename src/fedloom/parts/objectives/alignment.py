@@ -45,7 +45,7 @@ class PrototypeAlignment(Term):
 
     lam: NonNegative = 1.0
 
-    needs = Needs(features=True, model="evaluated")
+    needs = Needs(features=True, model="evaluated", common_classes=True)
     targets = ONE_CLASS
     uploads = {"sums": Reduce.MEAN, "counts": Reduce.MEAN}  # noqa: RUF012
     downloads = ("prototypes", "known")

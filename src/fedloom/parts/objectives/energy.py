@@ -95,7 +95,7 @@ class Energy(Term):
     clip_gradient: Bound | None = 3.0
     labelled: Literal["chain", "received", "moved"] = "chain"
 
-    needs = Needs(model="inputs", rounds="number")
+    needs = Needs(model="inputs", common_classes=True, rounds="number")
     targets = CLASSES
     uploads = {"pull": Reduce.MIX, "weight": Reduce.MIX}  # noqa: RUF012
     downloads = ("x", "y")

@@ -40,7 +40,7 @@ class Ensemble(ServerOptimizer):
     batch_size: Count = 128
     temperature: Positive = 1.0
 
-    needs = Needs(target="inputs", updates=True)
+    needs = Needs(target="inputs", updates=True, common_classes=True)
     targets = CLASSES
     citation = "lin2020feddf"
 

@@ -27,8 +27,8 @@ class SecureSum(Uplink):
     In the ring the masks cancel exactly: Σ_S y_i = Σ_S round(2^f x_i), which the server divides by 2^f; a sum over n
     clients has an error of at most n 2^{-f-1}. If clients drop out after receiving the model, the others reveal the
     masks that they share with them, and the server subtracts these. Sums need equal weights, so mixing must be
-    ``uniform``; parts
-    that need single uploads, and batch statistics, are rejected. It may follow ``clip_noise`` but not precede it.
+    ``uniform``; parts that need single uploads, and batch statistics, are rejected. It may follow ``clip_noise`` but
+    not precede it.
 
     This is the arithmetic of Bonawitz et al., CCS 2017, section 4, with masks drawn from the run's seed instead of
     agreed keys: the bits are those of the protocol, the secrecy is not. A deployment must use a real protocol; key
