@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fedloom.base.errors import ConfigError
-from fedloom.core import compatibility, submodels
+from fedloom.core import compatibility
 from fedloom.experiment import evaluation, setup
 from fedloom.experiment.experiment import Experiment
 from fedloom.rounds import example_privacy
@@ -28,8 +28,8 @@ from site_pages import combinations_page  # pyright: ignore[reportMissingImports
 
 CHECKS = (
     compatibility.check, compatibility._check_client_work, compatibility._check_target, compatibility._check_uplink,
-    compatibility._check_topology, submodels.refuse,
-    Experiment._check_needs, Experiment._check_attack, ClientPlan.__post_init__, example_privacy.check,
+    compatibility._check_topology, Experiment._check_needs, Experiment._check_attack, ClientPlan.__post_init__,
+    example_privacy.check,
     evaluation.check_evaluation, evaluation.check_means, setup.require_features, setup._private, setup._momentum,
     Recipe.refuse,
 )  # fmt: skip

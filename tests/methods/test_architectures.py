@@ -216,10 +216,9 @@ def test_names_of_networks_may_have_settings() -> None:
     ],
 )
 def test_what_does_not_fit_all_networks_is_refused(method: Any, networks: list[Any], sentence: str) -> None:
-    if not isinstance(method.personal, Architectures):
-        method = replace(method, personal=Architectures(2))
+    personal = method.personal if isinstance(method.personal, Architectures) else Architectures(2)
     with pytest.raises(ConfigError, match=sentence):
-        go(method, model=lambda: Several([make_one() for make_one in networks]))
+        go(replace(method, personal=personal), model=lambda: Several([make_one() for make_one in networks]))
     with pytest.raises(ConfigError, match="names network 2, but there are 2"):
         OwnArchitectures(2, (0, 2))
 

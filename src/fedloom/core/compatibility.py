@@ -8,7 +8,7 @@ from fedloom.base.errors import ConfigError, nearest
 from fedloom.core.composition import Composition
 from fedloom.core.context import NO_ROUND, Batch, Output, RoundInfo
 from fedloom.core.hooks import overrides
-from fedloom.core.parts import UPDATE, Drift, Mixing, Part, Reduce, Term, Topology, Uplink
+from fedloom.core.parts import UPDATE, Adaptation, Drift, Mixing, Part, Reduce, Term, Topology, Uplink
 from fedloom.core.slots import label
 from fedloom.core.targets import CLASSES, ONE_CLASS
 
@@ -40,6 +40,12 @@ def check(method: Composition) -> None:
         )
     if not method.topology.is_identity:
         _check_topology(method)
+    for place, part in method.parts.items() if method.personal.levels else ():
+        if part is not method.personal and (why := _why_not_with_levels(part, method)):
+            raise ConfigError(
+                f"{place} {label(part)!r} {why}, but with personal {label(method.personal)!r} clients train networks "
+                "of different size."
+            )
 
 
 def _check_client_work(method: Composition) -> None:
@@ -169,6 +175,25 @@ def _check_topology(method: Composition) -> None:
             f"{place} {label(part)!r} keeps something of its model at every client, who with {mine} may choose "
             "another one in the next round; leave one of them out."
         )
+
+
+def _why_not_with_levels(part: Part, method: Composition) -> str:
+    """Why a part does not work with clients of several levels, as a predicate of it; "" if it does."""
+    personal = method.personal
+    if isinstance(part, Adaptation) and not part.is_identity:
+        return "adapts one network to every client"
+    if part.needs.updates or part.needs.target or UPDATE in part.uploads:
+        return "compares all clients' models as vectors of one length"
+    if isinstance(part, Drift) and part.update_kind == "normalised":
+        return "scales all parameters by the steps of the whole cohort"
+    if overrides(part, "receive"):
+        return "changes sums of one length at the server"
+    if (part.uploads or part.downloads) and not part.fits_all:
+        return "exchanges more than models with clients"
+    several = any(any(personal.exit_weights(level)) for level in range(len(personal.levels)))
+    if several and (part.needs.features or part.needs.twin):
+        return "uses more than the logits, and so cannot be evaluated at several exits"
+    return ""
 
 
 def _works_on_shared(part: Part) -> bool:

@@ -20,13 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedloom.base.errors import ConfigError
 from fedloom.base.tree import Float
-from fedloom.core.hooks import overrides
 from fedloom.core.layout import Layout
 from fedloom.core.method import Method
-from fedloom.core.parts import Adaptation, Drift, Part
-from fedloom.core.slots import label
 
 
 @dataclass(frozen=True)
@@ -98,35 +94,3 @@ def mean_over_holders(
     masses = held @ np.asarray(mass)
     factor = torch.from_numpy(np.divide(1.0, masses, out=np.zeros_like(masses), where=masses > 0)).to(mixed)[where]
     return torch.where(factor > 0, mixed * factor, others)
-
-
-def refuse(method: Method) -> None:
-    """Raise a ``ConfigError`` if a part does not work with clients of several levels."""
-    personal = method.personal
-    if not personal.levels:
-        return
-    for place, part in method.parts.items():
-        if part is not personal and (why := _why(part, method)):
-            raise ConfigError(
-                f"{place} {label(part)!r} {why}, but with personal {label(personal)!r} clients train networks of "
-                "different size."
-            )
-
-
-def _why(part: Part, method: Method) -> str:
-    """Why a part does not work with levels, as a predicate of it; "" if it does."""
-    personal = method.personal
-    if isinstance(part, Adaptation) and not part.is_identity:
-        return "adapts one network to every client"
-    if part.needs.updates or part.needs.target or "update" in part.uploads:
-        return "compares all clients' models as vectors of one length"
-    if isinstance(part, Drift) and part.update_kind == "normalised":
-        return "scales all parameters by the steps of the whole cohort"
-    if overrides(part, "receive"):
-        return "changes sums of one length at the server"
-    if (part.uploads or part.downloads) and not part.fits_all:
-        return "exchanges more than models with clients"
-    several = any(any(personal.exit_weights(n)) for n in range(len(personal.levels)))
-    if several and (part.needs.features or part.needs.twin):
-        return "uses more than the logits, and so cannot be evaluated at several exits"
-    return ""

@@ -22,7 +22,6 @@ from fedloom.core.parts import Term
 from fedloom.core.samples import Samples, moved
 from fedloom.core.server_data import Augment, ServerData
 from fedloom.core.slots import label
-from fedloom.core.submodels import refuse
 from fedloom.core.targets import (
     CLASSES,
     NUMBERS,
@@ -139,7 +138,6 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Cl
     _private(experiment.method, plan)
     example_privacy.check(plan)
     _latent(experiment.method, model)
-    refuse(experiment.method)
     for level in plan.levels:
         require_features(experiment.method, level.model)
     return replace(plan, targets=_target_kind(experiment, plan, federation))
