@@ -48,12 +48,16 @@ class Reads(Term):
                 return out.model(batch.x).sum(1)  # pyright: ignore[reportOptionalCall]
             case "label_counts":
                 return out.logits.sum(1) * ctx.label_counts.log().sum()  # pyright: ignore[reportOptionalMemberAccess]
+            case "received":
+                return out.at(ctx.received).logits.sum(1)  # pyright: ignore[reportOptionalCall]
+            case "heard":
+                return out.logits.sum(1) * ctx.heard.shares.sum()  # pyright: ignore[reportOptionalMemberAccess]
             case _:
                 return ctx.samples.x.sum() + out.logits.sum(1)
 
 
 @pytest.mark.parametrize("compute", EVERY)
-@pytest.mark.parametrize("field", ["features", "twin", "teacher", "model", "label_counts"])
+@pytest.mark.parametrize("field", ["features", "twin", "teacher", "model", "label_counts", "received", "heard"])
 def test_a_term_that_reads_what_it_does_not_declare(field: str, compute: str) -> None:
     assert field in FIELDS
     with pytest.raises(ClientError, match=rf"have to be declared in the needs of Reads: .*\b{field}\b"):

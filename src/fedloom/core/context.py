@@ -51,7 +51,8 @@ class Output(NamedTuple):
         teacher: the teacher's logits, if there is a teacher.
         early: logits at earlier exits of the network, where those are trained too.
         model: the module with the parameters being trained, differentiable, for parts that evaluate it on other inputs.
-        at: the output on the mini-batch at other shared parameters [P], without gradients.
+        at: the output on the mini-batch at other shared parameters [P], without gradients, if a part needs that of the
+            received model.
     """
 
     logits: Float[Tensor, "B ..."]

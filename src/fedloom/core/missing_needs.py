@@ -14,7 +14,9 @@ from fedloom.core.parts import Part
 Arguments = ParamSpec("Arguments")
 Value = TypeVar("Value")
 
-FIELDS = ("features", "twin", "teacher", "model", "received", "label_counts", "losses", "target")
+FIELDS = (
+    "features", "twin", "teacher", "model", "received", "label_counts", "heard", "losses", "target", "public",
+)  # fmt: skip
 """The needs without which a field of a batch, an output, a context or a round's record is None."""
 
 

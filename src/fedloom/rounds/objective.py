@@ -65,15 +65,15 @@ class Net(nn.Module):
 def companions(
     plan: ClientPlan, net: Net, out: Output, x: Tensor, theta: Float[Tensor, "P"], buffers: Float[Tensor, "buffers"]
 ) -> Output:
-    """The output extended by other models on the same inputs: the teacher, and the model at other parameters.
+    """The output extended by other models on the same inputs, if parts need them: a teacher, and other parameters.
 
     ``theta`` and ``buffers`` are the client's own; models at other shared parameters take their private ones from
-    it.
+    ``theta``.
     """
     if plan.teacher is not None:
         with torch.no_grad():
             out = out._replace(teacher=plan.teacher(x))
-    return out._replace(at=partial(_at, plan, net, x, theta, buffers))
+    return out._replace(at=partial(_at, plan, net, x, theta, buffers)) if plan.method.needs("received") else out
 
 
 @torch.no_grad()
