@@ -14,10 +14,10 @@ from torch.utils._pytree import tree_map_only
 
 from fedloom.base import rng
 from fedloom.base.errors import ConfigError, failing, first_line, in_words, outside
-from fedloom.core import probe
 from fedloom.core.federation import Arrays, Federation, Split, Unlabelled
 from fedloom.core.hooks import overrides
 from fedloom.core.method import Method
+from fedloom.core.model_traits import APART
 from fedloom.core.parts import Term
 from fedloom.core.samples import Samples, moved
 from fedloom.core.server_data import Augment, ServerData
@@ -227,7 +227,7 @@ def _traits(plan: ClientPlan) -> None:
     if plan.traits.mixes:
         raise ConfigError(
             "the model's outputs for a sample depend on the others of its batch even in evaluation, so that results "
-            f"would depend on evaluation.batch_size; {probe.APART}."
+            f"would depend on evaluation.batch_size; {APART}."
         )
 
 

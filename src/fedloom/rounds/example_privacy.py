@@ -19,8 +19,8 @@ from fedloom.base.errors import ConfigError
 from fedloom.base.tree import Float
 from fedloom.core.context import NO_ROUND, Batch, Output
 from fedloom.core.hooks import overrides
+from fedloom.core.model_traits import APART
 from fedloom.core.parts import UPDATE, Term, Topology
-from fedloom.core.probe import APART
 from fedloom.core.slots import label
 from fedloom.rounds.plan import ClientPlan
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedloom.base import rng
 from fedloom.base.errors import ConfigError, in_words, nearest
 from fedloom.base.tree import Float, Shaped, Tree
-from fedloom.core import probe, submodels
+from fedloom.core import model_traits, submodels
 from fedloom.core.attack import Attack
 from fedloom.core.context import NO_ROUND, Facts
 from fedloom.core.federation import Index, Population, Split
@@ -165,9 +165,9 @@ class ClientPlan:
         )  # fmt: skip
 
     @cached_property
-    def traits(self) -> probe.ModelTraits:
+    def traits(self) -> model_traits.ModelTraits:
         """What the model's passes do besides computing each sample's outputs; tried when first asked."""
-        return probe.traits(self.model, self.layout, self.data.arrays.x)
+        return model_traits.traits(self.model, self.layout, self.data.arrays.x)
 
     @cached_property
     def levels(self) -> tuple[ClientPlan, ...]:

@@ -18,7 +18,7 @@ from fedloom.compute.cohort.layers import CohortLayer, Lookup, Product, Unsuppor
 from fedloom.compute.cohort.parameters import Parameter
 from fedloom.compute.cohort.pointwise import Add, Divide, Flatten, Identity, Mean, ReLU, Sigmoid, Tanh
 from fedloom.compute.cohort.pool import MaxPool
-from fedloom.core import probe
+from fedloom.core import model_traits
 
 VIEWS = (nn.Flatten, nn.Identity, nn.Dropout)  # their results may be the input itself
 VIEW_CALLS = {"flatten", "contiguous"}
@@ -38,21 +38,21 @@ def divisor(module: nn.Module) -> float | None:
 def observed(model: nn.Module) -> Iterator[None]:
     """Training mode within the block; modes, attributes and random states are restored."""
     modules = list(model.modules())
-    modes, held = [module.training for module in modules], [probe.attributes(module) for module in modules]
+    modes, held = [module.training for module in modules], [model_traits.attributes(module) for module in modules]
     model.train()
-    begun = [probe.attributes(module) for module in modules]
+    begun = [model_traits.attributes(module) for module in modules]
     with rng.undisturbed() as drawn:
         try:
             yield
             if drawn():
                 raise Unsupported("the model's forward pass draws random numbers")
             for module, before in zip(modules, begun, strict=True):
-                if name := probe.changed(before, probe.attributes(module)):
+                if name := model_traits.changed(before, model_traits.attributes(module)):
                     raise Unsupported(f"the model's forward pass sets the attribute {name!r}")
         finally:
             for module, mode, before in zip(modules, modes, held, strict=True):
                 module.training = mode
-                for name in probe.attributes(module).keys() - before.keys():
+                for name in model_traits.attributes(module).keys() - before.keys():
                     del vars(module)[name]
                 vars(module).update(before)
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedloom.base.errors import ConfigError
 from fedloom.core.layout import Layout
 from fedloom.core.local import Local
-from fedloom.core.probe import ModelTraits, traits
+from fedloom.core.model_traits import ModelTraits, traits
 from fedloom.experiment.federated import FederatedTask
 from fedloom.models import models
 
@@ -176,7 +176,7 @@ def test_our_own_networks_are_not_probed_in_a_run(monkeypatch: pytest.MonkeyPatc
     def probe(*_: object) -> ModelTraits:
         raise AssertionError("probed")
 
-    monkeypatch.setattr("fedloom.core.probe.traits", probe)
+    monkeypatch.setattr("fedloom.core.model_traits.traits", probe)
     FederatedTask(experiment(model=lambda: models.make("mlp", classes=CLASSES, inputs=(FEATURES,)), dtype="float32"))
     with pytest.raises(AssertionError, match="probed"):
         FederatedTask(experiment(federation=classes()))
