@@ -16,7 +16,7 @@ from fedloom.applications import applications, at, of_kind
 from fedloom.base.checks import one_of
 from fedloom.base.errors import ConfigError, outside
 from fedloom.config.keys import build, model_arguments, of_models
-from fedloom.config.schema import DEPLOYED, read_run
+from fedloom.config.schema import DEPLOYED
 from fedloom.core.federation import Federation
 from fedloom.core.local import Local, check_one_size
 from fedloom.core.method import Method
@@ -160,7 +160,7 @@ def load(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # these warnings were shown when the run started
         dealt = stored.get("identity", {}).get("networks", ())
-        task = build(of_models(at(by.schema).complete(read_run(directory.path)), dealt))
+        task = build(of_models(at(by.schema).settings_of(directory.path), dealt))
     return federated.load(task, place, round)
 
 

@@ -21,7 +21,7 @@ from fedloom.cli import main
 from fedloom.compute.batched import Batched
 from fedloom.core.parts import Paired
 from fedloom.experiment.callbacks import BarProgress, LineProgress, NullProgress, RunInfo, make_progress
-from fedloom.experiment.console import make_console, results
+from fedloom.experiment.console import make_console, print_table, results
 from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.summary import headline
 from fedloom.methods import methods
@@ -255,3 +255,14 @@ def test_what_privacy_costs_is_in_lines_bars_and_tables():
     assert "ε of a sample" in head
     assert "2.934" in row
     assert "infinite" in row
+
+
+def test_numbers_are_whole_and_rounds_are_counted_on_a_narrow_terminal() -> None:
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=30, color_system=None)
+    print_table(console, results([("feddyn, alpha=0.1", SUMMARY), ("fedavg", SUMMARY)]))
+    assert file.getvalue().count("50.0 %") == 2
+    assert all(word in file.getvalue() for word in ("feddyn,", "alpha=0.1", "fedavg", "parameters sent", "1 M"))
+    show(BarProgress(console))
+    last = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue()).rstrip().splitlines()[-1]
+    assert ("feddyn" in last, "2/2" in last, len(last) <= 30) == (True, True, True)

@@ -168,3 +168,13 @@ def test_a_run_of_another_version_says_which_one_goes_on_with_it(cli: Cli, run: 
         done = cli(*words)
         assert (done.code, "use the version that its config.yaml names" in done.err) == (2, True)
     assert cli("report", "runs/a").code == 0
+
+
+def test_settings_that_this_version_does_not_have_are_told_apart_from_typed_ones(cli: Cli, run: Path) -> None:
+    path = run / "config.yaml"
+    path.write_text(f"colour: red\n{path.read_text()}")
+    for words in (("run", "resume=runs/a"), ("evaluate", "run=runs/a")):
+        err = cli(*words).err
+        assert err.startswith(
+            "fedloom: runs/a/config.yaml, perhaps of another version of FedLoom: unknown key 'colour'"
+        )

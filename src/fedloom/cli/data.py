@@ -25,7 +25,15 @@ from fedloom.core.federation import Federation
 from fedloom.core.targets import are_numbers
 from fedloom.data import Source, save_partition, sources, statistics
 from fedloom.data.sources.files import Files, files_of, roots
-from fedloom.experiment.console import format_size, make_console, plain_table, print_raw, relpath, show_warnings
+from fedloom.experiment.console import (
+    format_size,
+    make_console,
+    plain_table,
+    print_raw,
+    print_table,
+    relpath,
+    show_warnings,
+)
 
 FORMATS = ("png", "svg", "pdf")
 MOST_CLIENTS, MOST_CLASSES = 30, 26
@@ -83,7 +91,7 @@ def show_clients(console: Console, federation: Federation) -> None:
     """Print which client holds which labels, if that fits a terminal, and statistics of all clients."""
     is_small = len(federation) <= MOST_CLIENTS and federation.classes <= MOST_CLASSES
     if federation.train.arrays.has_classes and is_small:
-        console.print(grid(federation))
+        print_table(console, grid(federation))
         print_raw(console, legend(federation))
     table = plain_table()
     table.add_row(Text("partition", style="bold"), federation.provenance["partition"]["name"])
@@ -91,7 +99,7 @@ def show_clients(console: Console, federation: Federation) -> None:
         configs = value.items() if isinstance(value, dict) else [("", value)]
         said = "  ".join(f"{name} {_number(inner)}".strip() for name, inner in configs)
         table.add_row(Text(WORDS.get(key, key), style="bold"), said)
-    console.print(table)
+    print_table(console, table)
 
 
 def picture_path(out: Path | str) -> Path:
@@ -152,7 +160,7 @@ def command(arguments: argparse.Namespace) -> int:
     if not arguments.words:
         if arguments.out:
             raise ConfigError("--out needs the name of a data set, like: fedloom data mnist --out mnist.png.")
-        console.print(overview())
+        print_table(console, overview())
         console.print()
         print_raw(console, f"searched: {' and '.join(map(str, roots()))}")
         return 0
@@ -222,7 +230,7 @@ def show(console: Console, name: str, source: Source, federation: Federation, mo
         size = format_size(sum(map(size_of, paths)))
         print_raw(console, f"files: {folder_of(paths)} ({size}{checksums(files, paths)})")
     console.print()
-    console.print(splits(source))
+    print_table(console, splits(source))
     console.print()
     show_clients(console, federation)
 

@@ -149,7 +149,15 @@ class CommandSchema:
             raise ConfigError(f"{path} is a run of fedloom {of_kind(kind).name}, not of fedloom {self.command}.")
         if next(iter(self.sections)) not in stored:
             raise ConfigError(f"{path} was started from Python; {instead}.")
-        return directory, Config(self.complete(read_run(directory.path)))
+        return directory, Config(self.settings_of(directory.path))
+
+    def settings_of(self, directory: Path) -> dict[str, Any]:
+        """Every key with its value, of a run of this command; ``ConfigError`` if this version knows others."""
+        try:
+            return self.complete(read_run(directory))
+        except ConfigError as error:
+            place = directory / "config.yaml"
+            raise ConfigError(f"{place}, perhaps of another version of FedLoom: {error}") from error
 
     def _parse(self, words: Sequence[str], sweeps: bool = True) -> list[ParsedOverride]:
         """Overrides, one per key."""
@@ -235,8 +243,9 @@ class CommandSchema:
                 f"{str(directory / 'config.yaml')!r} names no {first}: this run was started from Python; resume it "
                 "from Python."
             )
+        old = flatten(self.settings_of(directory))
         after = self.complete(stored, words)
-        old, new = flatten(self.complete(stored)), flatten(after)
+        new = flatten(after)
         changed = []
         for key in dict.fromkeys([*old, *new]):
             a, b = old.get(key), new.get(key)

@@ -13,7 +13,18 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column
+from rich.text import Text
 from torch import nn
 
 from fedloom.base.checks import at_least
@@ -277,6 +288,13 @@ class LatestProgress(NullProgress):
         return "  ".join([*(f"{words[key]} {number(key, self.seen[key])}" for key in shown), *failed])
 
 
+class _Status(ProgressColumn):
+    """What a bar says of its run, cut where a terminal is too narrow for all of it."""
+
+    def render(self, task: Task) -> Text:
+        return Text(task.fields["status"], no_wrap=True, overflow="ellipsis")
+
+
 class BarProgress(LatestProgress):
     """One bar per run, with accuracy, loss and remaining time; finished bars stay."""
 
@@ -286,9 +304,9 @@ class BarProgress(LatestProgress):
         self.task: TaskID | None = None
         self.bars = Progress(
             TextColumn("{task.description}", style="bold"),
-            BarColumn(bar_width=None, complete_style="cyan", finished_style="green"),
+            BarColumn(None, complete_style="cyan", finished_style="green", table_column=Column(ratio=1)),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[status]}"),
+            _Status(),
             TimeRemainingColumn(compact=True, elapsed_when_finished=True),
             console=console,
             refresh_per_second=1 / BETWEEN,

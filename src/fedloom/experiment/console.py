@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import isfinite
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, Literal, cast
 
 from rich.console import Console
+from rich.measure import Measurement, measure_renderables
 from rich.table import Table
 from rich.text import Text
 
@@ -248,8 +249,20 @@ def plain_table(*heads: str, numbers: Iterable[str] = ()) -> Table:
     """An empty table without rules whose first column does not wrap; ``numbers`` are right-aligned columns."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0), show_header=bool(heads))
     for place, head in enumerate(heads):
-        table.add_column(head, justify="right" if head in numbers else "left", no_wrap=not place, overflow="fold")
+        side: Literal["left", "right"] = "right" if head in numbers else "left"
+        table.add_column(head, justify=side, no_wrap=not place or head in numbers, overflow="fold")
     return table
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Print a table with whole numbers and words; on a narrower terminal its lines go on in the next ones."""
+    wide = console.options.update(width=10_000)
+    for column in table.columns:
+        if column.no_wrap:
+            column.min_width = measure_renderables(console, wide, [column.header, *column.cells]).maximum
+    if (least := Measurement.get(console, wide, table).minimum) > console.width:
+        table.width = least
+    console.print(table, crop=False)
 
 
 def common_metric(summaries: Iterable[Mapping[str, Any]]) -> str:
