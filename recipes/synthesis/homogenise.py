@@ -34,8 +34,9 @@ from fedloom.data.sources.generated import read_generated
 from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import run
+from fedloom.models import Copies
 from fedloom_apps.synthesis.judge import AUTO, ClassifierTraining, classifier, fit
-from fedloom_apps.synthesis.synthetic_set import shared, warm_started
+from fedloom_apps.synthesis.synthetic_set import shared
 
 USES = ("warm start", "shared", "both")
 ALPHA = 0.01
@@ -66,7 +67,7 @@ def train(parts: Federation, given: Arrays | None, use: str, times: int, rounds:
 
     model = fresh
     if given is not None and use in ("warm start", "both"):
-        model = warm_started(fit(AUTO, given, WARM, seed).model)
+        model = Copies(fit(AUTO, given, WARM, seed).model)
     if given is not None and use in ("shared", "both"):
         parts = shared(parts, given, times)
     done = run(

@@ -14,13 +14,12 @@ import pytest
 import torch
 from helpers.federations import classes
 from PIL import Image
-from torch import nn
 
 from fedloom.base.errors import DataError
 from fedloom.core.federation import Arrays
 from fedloom.data import federate, partitions, sources
 from fedloom.data.sources.generated import Generated, parquet, png, read_generated, save_npz
-from fedloom_apps.synthesis.synthetic_set import shared, warm_started
+from fedloom_apps.synthesis.synthetic_set import shared
 
 PROVENANCE = {"method": "fedevg", "data": {"name": "digits"}, "seed": 3}
 
@@ -150,11 +149,3 @@ def test_sets_of_another_shape_are_not_shared() -> None:
     federation = federate("digits", partitions.make("alid", samples=60, test_samples=15), 5, held_out="common")
     with pytest.raises(DataError, match="number the classes differently"):
         shared(federation, federation.test.take(torch.arange(5)))
-
-
-def test_a_run_can_begin_from_a_model() -> None:
-    model = nn.Linear(3, 2)
-    make = warm_started(model)
-    model.weight.data.zero_()
-    assert make().weight.abs().sum() > 0, "later changes do not matter"
-    assert make() is not make()

@@ -435,7 +435,7 @@ def load_weights(net: nn.Module, path: Path, what: str, without: Sequence[str] =
         without: prefixes of names in the file that are left out.
         key: the setting that names the file, in an error message.
     """
-    stored = {name: t for name, t in _read(path, key).items() if not name.startswith(tuple(without))}
+    stored = {name: t for name, t in read_weights(path, key).items() if not name.startswith(tuple(without))}
     fill(net, stored, f"{key}={path}", what)
 
 
@@ -453,7 +453,8 @@ def fill(net: nn.Module, stored: Mapping[str, Tensor], who: str, what: str) -> N
         net.load_state_dict(stored)
 
 
-def _read(path: Path, key: str) -> dict[str, Tensor]:
+def read_weights(path: Path, key: str) -> dict[str, Tensor]:
+    """The tensors of such a file by name; ``key`` is the setting that names it, in an error message."""
     try:
         if path.suffix == ".safetensors":
             return load_file(readable(path))

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from fedloom.base.errors import ConfigError, DataError, of_extra
 from fedloom.metrics.distribution import alike, nearest, spread, within
 from fedloom.metrics.prediction import auroc
+from fedloom.models.adapters import read_weights
 
 
 @dataclass(frozen=True)
@@ -326,35 +327,23 @@ def inception(weights: str | Path) -> Features:
     torchvision's: averages exclude the padding, and the last block takes maxima.
 
     Args:
-        weights: a state dict saved by ``torch.save``; nothing is downloaded.
+        weights: a state dict as ``.safetensors``, or saved by ``torch.save``; nothing is downloaded.
     """
-    path = Path(weights)
-    if not path.is_file():
-        raise ConfigError(f"there is no file of Inception weights {str(path)!r}.")
-    try:
-        state: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except MemoryError:
-        raise
-    except Exception as error:  # a damaged pickle fails in many ways
-        raise ConfigError(f"the file {str(path)!r} holds no weights of a network.") from error
-    return Features(*_named(state, str(path)), batch=50)
-
-
-def _named(state: Any, path: str) -> tuple[str, nn.Module]:
+    state = read_weights(Path(weights), "judge.inception")
     vision = of_extra("vision", "torchvision.models", "a distance of Inception features")
-    if not isinstance(state, dict) or not isinstance(state.get("fc.weight"), Tensor):
-        raise ConfigError(f"the file {path!r} holds no weights of Inception-v3.")
+    if "fc.weight" not in state:
+        raise ConfigError(f"judge.inception={weights} holds no weights of Inception-v3.")
     classes = len(state["fc.weight"])
-    state = {name: value for name, value in state.items() if not name.startswith("AuxLogits.")}
     net = vision.inception_v3(weights=None, num_classes=classes, aux_logits=False, init_weights=False)
+    used = {name: value for name, value in state.items() if not name.startswith("AuxLogits.")}
     try:
-        net.load_state_dict(state)
+        net.load_state_dict(used)  # files of old versions of PyTorch lack counters, which it adds
     except RuntimeError as error:
-        raise ConfigError(f"the file {path!r} does not hold the weights of Inception-v3.") from error
+        raise ConfigError(f"judge.inception={weights} does not hold the weights of Inception-v3.") from error
     net.fc = nn.Identity()
     if classes == PUBLISHED:
         as_published(net)
-    return ("inception of FID" if classes == PUBLISHED else "inception of torchvision"), Scaled(net)
+    return Features("inception of FID" if classes == PUBLISHED else "inception of torchvision", Scaled(net), batch=50)
 
 
 class Scaled(nn.Module):

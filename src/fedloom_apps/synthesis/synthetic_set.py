@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -154,15 +153,3 @@ def shared(federation: Federation, arrays: Arrays, times: int = 1) -> Federation
     )
     about = {**federation.provenance, "shared": {"samples": len(arrays), "times": times}}
     return replace(federation, train=Split(pool, Index.of(rows)), provenance=about)
-
-
-def warm_started(model: nn.Module) -> Callable[[], nn.Module]:
-    """A model factory for an experiment whose initial server model is to be a copy of the given one.
-
-    Example:
-        >>> made = warm_started(nn.Linear(2, 1))
-        >>> made() is made(), torch.equal(made().weight, made().weight)
-        (False, True)
-    """
-    kept = copy.deepcopy(model).to("cpu").train()
-    return lambda: copy.deepcopy(kept)
