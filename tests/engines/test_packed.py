@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from helpers.runs import experiment, go
 from torch import nn
 
 from fedloom import methods
-from fedloom.base.errors import ConfigError, LossError
+from fedloom.base.errors import ClientError, ConfigError, LossError
 from fedloom.compute.live import Live
 from fedloom.engines import Serial
 from fedloom.experiment.federated import FederatedTask
@@ -21,7 +22,8 @@ from fedloom.rounds.aggregate import Fold, blocks
 from fedloom.rounds.cohort import client_states
 from fedloom.rounds.engine import Group
 from fedloom_apps.ray.actor import LARGE, Actor, RemoteBlock, nbytes, pack, unpack
-from fedloom_apps.ray.cluster import Member, TaskQueue
+from fedloom_apps.ray.cluster import Cluster, Member, RemoteJob, TaskQueue
+from fedloom_apps.ray.engine import _Blocks
 
 
 def test_content_arrives_aligned_wherever_it_lay() -> None:
@@ -115,6 +117,53 @@ def test_a_worker_knows_losses_on_training_and_on_validation_samples() -> None:
         np.testing.assert_array_equal(answer, Serial(plan, Live).losses(down, np.array([1]), dict, held_out=held_out))
         found.append(float(answer[0]))
     assert found[0] != found[1]
+
+
+class WorkerError(Exception):
+    """As Ray's errors of workers that died."""
+
+
+class FullError(WorkerError):
+    """As Ray's error of an object store without room."""
+
+
+def without_answers(error: type[Exception]) -> Cluster:
+    """A cluster of one worker, whose answers are all lost with an error."""
+
+    def lost(ref: object) -> None:
+        raise error
+
+    def wait(refs: list[object], **_: object) -> tuple[list[object], list[object]]:
+        return refs[:1], refs[1:]
+
+    cluster, method = Cluster.__new__(Cluster), SimpleNamespace(remote=lambda: object())
+    died = type("ActorDiedError", (WorkerError,), {})
+    errors = SimpleNamespace(RayError=WorkerError, RayTaskError=(), RayActorError=died)
+    cluster.ray = SimpleNamespace(exceptions=errors, get=lost, wait=wait)
+    cluster.members = [Member(SimpleNamespace(fold=method), None, ready=True)]
+    return cluster
+
+
+def test_an_answer_that_finds_no_room_is_not_asked_for_without_end() -> None:
+    cluster, job = without_answers(FullError), RemoteJob([0], "fold", tuple)
+    ((given_up, _, answer),) = cluster.done(TaskQueue(deque([job])), 3)
+    assert given_up is job
+    assert answer is None
+    assert job.losses == 3
+
+
+def test_sums_that_are_lost_each_time_end_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = _Blocks.__new__(_Blocks)
+    work.cut, work.t, totals = [range(1)], 0, []
+    home = Fold()
+    work.cluster = SimpleNamespace(done=lambda queue, limit: [(RemoteJob([0], "fold", tuple), home, None)])  # type: ignore[assignment]
+    work.engine = SimpleNamespace(receive_folds=lambda job, answer: {0: Fold()})  # type: ignore[assignment]
+    monkeypatch.setattr(work, "_ranges", lambda missing: None, raising=False)
+    monkeypatch.setattr(work, "one_by_one", lambda number: Fold(), raising=False)
+    monkeypatch.setattr(work, "_total", totals.append, raising=False)
+    with pytest.raises(ClientError, match=r"sums of the blocks were lost 10 times; .* engine.gather=fold"):
+        list(work.chained())
+    assert len(totals) == 10
 
 
 def test_tensors_arrive_on_the_device_of_the_worker() -> None:

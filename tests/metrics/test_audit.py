@@ -53,9 +53,23 @@ def test_lira_beats_a_threshold_where_samples_differ_in_difficulty() -> None:
     assert abs(same.auc - 0.5) < 0.05
 
 
+def test_rates_of_many_scores_are_those_of_each_threshold() -> None:
+    """Also where scores are as many as samples, whose products no memory and no patience holds."""
+    draw = np.random.default_rng(2)
+    scores, member = draw.normal(size=300).round(1), draw.random(300) < 0.3
+    rates = [[(scores[of] >= t).mean() for of in (member, ~member)] for t in np.unique(scores)]
+    found = inference(scores, member, fpr=0.1)
+    assert found.advantage == max(true - false for true, false in rates)
+    assert found.tpr == max(true for true, false in rates if false <= 0.1)
+    many = np.arange(10**6, dtype=float)
+    assert inference(many, many >= 10**6 / 2) == (1.0, 1.0, 1.0)
+
+
 def test_refusals() -> None:
     with pytest.raises(ConfigError, match="give both"):
         inference(np.zeros(3), np.ones(3, dtype=bool))
+    with pytest.raises(ConfigError, match="some are NaN; leave these out"):
+        inference(np.array([np.nan, 1.0]), np.array([True, False]))
     with pytest.raises(ConfigError, match="more shadows"):
         lira(np.zeros(2), np.zeros((3, 2)), np.ones((3, 2), dtype=bool))
     with pytest.raises(ConfigError, match="several shadow models with some sample"):

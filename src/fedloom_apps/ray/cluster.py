@@ -51,7 +51,7 @@ class RemoteJob:
     numbers: Sequence[int]
     method: str
     arguments: Callable[[], tuple[Any, ...]]
-    deaths: int = 0
+    losses: int = 0  # of its worker, or of its answer
 
 
 class TaskQueue:
@@ -210,8 +210,8 @@ class Cluster:
     def done(self, queue: TaskQueue, limit: int) -> Generator[tuple[RemoteJob, Member, Packed | None]]:
         """Deal the jobs and yield them with their answers, as they are done.
 
-        A job whose worker dies is dealt again; after ``limit`` deaths it is yielded without an answer. Jobs that are
-        not done when the generator is closed are forgotten.
+        A job whose worker dies, or whose answer is lost, is dealt again; after ``limit`` losses it is yielded without
+        an answer. Jobs that are not done when the generator is closed are forgotten.
         """
         try:
             while queue or any(member.jobs for member in self.members):
@@ -238,24 +238,25 @@ class Cluster:
     def _answer(
         self, member: Member, ref: Any, queue: TaskQueue, limit: int
     ) -> Generator[tuple[RemoteJob, Member, Packed | None]]:
-        """The answer to a job; if its worker died, its jobs are dealt again."""
+        """The answer to a job, which is dealt again if its worker died or the answer was lost."""
         errors = self.ray.exceptions
         try:
             answer = self.ray.get(ref)
         except errors.RayTaskError as error:
             reason = f"{type(error.cause).__name__}: {error.cause}"
             raise ClientError(f"engine 'ray': a worker failed ({reason}).", str(error)) from None
-        except errors.RayActorError:
-            first, *others = self.replace(member)
-            self.died()
-            first.deaths += 1
-            queue.common.extendleft(reversed(others))
-            if first.deaths >= limit:
-                yield first, member, None
+        except errors.RayError as error:
+            if isinstance(error, errors.RayActorError):
+                job, *others = self.replace(member)
+                self.died()
+                queue.common.extendleft(reversed(others))
+            else:  # the answer was lost with its node, or found no room
+                job = member.jobs.pop(ref)
+            job.losses += 1
+            if job.losses >= limit:
+                yield job, member, None
             else:
-                queue.common.appendleft(first)
-        except errors.RayError:  # the answer was lost with its node
-            queue.common.appendleft(member.jobs.pop(ref))
+                queue.common.appendleft(job)
         else:
             yield member.jobs.pop(ref), member, answer
 

@@ -39,6 +39,7 @@ from fedloom.rounds.plan import ClientPlan
 from fedloom_apps.ray.actor import Packed, RemoteBlock, nbytes, pack, unpack
 from fedloom_apps.ray.cluster import QUEUED, Cluster, Member, RemoteJob, TaskQueue
 
+CHAINS = 10  # in a round, of which all but the last were lost with a worker or an answer
 ATTEMPTS = 2  # at a block, before its members are done on their own
 SAVED = 16 << 20  # bytes that a chain must save a round for ``auto`` to choose it; below, its hops cost as much
 LIGHT = 2 << 20  # bytes of an answer up to which a worker does several blocks before it answers; a call costs 3 to 6 ms
@@ -179,7 +180,7 @@ class _Blocks:
         homes: dict[int, Member | Fold] = {}  # who has a block's sums: a worker, or the driver
         rest: dict[int, Fold] = {}
         total: Fold | None = None
-        while total is None:
+        for _ in range(CHAINS):
             missing = [number for number in range(len(self.cut)) if not _is_there(homes.get(number))]
             suspects: list[int] = []
             for job, member, answer in self.cluster.done(self._ranges(missing), ATTEMPTS):
@@ -191,8 +192,13 @@ class _Blocks:
             for number in suspects:
                 whole = self.one_by_one(number)
                 homes[number], rest[number] = Fold(whole.sums), replace(whole, sums={})
-            if all(map(_is_there, homes.values())):
-                total = self._total(homes)
+            if all(map(_is_there, homes.values())) and (total := self._total(homes)) is not None:
+                break
+        else:
+            raise ClientError(
+                f"round {self.t + 1}: the sums of the blocks were lost {CHAINS} times; look at the workers and their "
+                "memory, or set engine.gather=fold, and continue with resume=…"
+            )
         self._weigh(total)
         yield from (rest[number] for number in range(len(self.cut)))
         yield total
@@ -248,7 +254,7 @@ class _Blocks:
                 TaskQueue(deque([self.job("work", {number: range(at, at + 1)})])), ATTEMPTS
             )
             if answer is None:
-                reason = f"its worker process died {ATTEMPTS + job.deaths} times"
+                reason = f"its worker process or its result was lost {ATTEMPTS + job.losses} times"
                 results.append(Result(client, failure=Failure(self.t, client, FailureKind.DIED, reason)))
             else:
                 results += self.engine.receive(answer)[0]
@@ -266,7 +272,8 @@ class _Blocks:
         for job, _, answer in self.cluster.done(TaskQueue(deque(jobs)), ATTEMPTS + 1):
             if answer is None:
                 raise LossError(
-                    f"its loss of the received model cannot be computed: the worker died {job.deaths} times."
+                    f"its loss of the received model cannot be computed: the worker or its answer was lost {job.losses} "
+                    "times."
                 )
             results[job.numbers[0]] = self.engine.receive(answer)[0]
         return np.concatenate([results[number] for number in sorted(results)])
