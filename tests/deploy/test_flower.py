@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import signal
 import ssl
@@ -23,7 +24,7 @@ import pytest
 import torch
 from helpers.deploying import config, simulated
 
-from fedloom.base.errors import CheckpointError, ConfigError
+from fedloom.base.errors import CheckpointError, ClientError, ConfigError
 from fedloom.experiment.callbacks import Callback, RunInfo
 from fedloom.experiment.federated import RunResult
 from fedloom_apps.deploy.certificates import make
@@ -248,6 +249,17 @@ def test_a_page_in_the_place_of_an_answer_is_no_end_of_a_node(tmp_path: Path) ->
     assert "cannot be reached (Invalid protobuf" in supernode.explained(error.value, address, False)[0]
 
 
+@pytest.mark.parametrize("headers", [{}, {"Content-Encoding": "gzip"}])
+def test_an_answer_beyond_all_messages_is_not_read_into_memory(headers: dict[str, str], tmp_path: Path) -> None:
+    httpx, supernode = import_module("httpx"), import_module("fedloom_apps.deploy.flower.supernode")
+    body = gzip.compress(bytes(1 << 25)) if headers else bytes(1 << 25)
+    with (
+        contextmanager(answering)(200, headers, body) as (address, _),
+        pytest.raises(httpx.DecodingError, match="is compressed" if headers else "has more than 16,777,216 bytes"),
+    ):
+        supernode.Link(address, None, supernode.own_key(tmp_path), tmp_path)
+
+
 def test_a_node_goes_on_after_whatever_a_server_sends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     supernode = import_module("fedloom_apps.deploy.flower.supernode")
     errors = iter([IndexError("no tree"), ValueError("no time"), KeyError("no part"), CheckpointError("no room")])
@@ -293,6 +305,20 @@ def test_an_order_that_the_relay_gives_up_is_given_again(monkeypatch: pytest.Mon
     assert transport.online() == before
     assert transport.receive(1) == []
     assert transport.online()["a"] != before["a"]
+
+
+def test_a_superlink_that_is_lost_while_an_answer_comes_ends_the_run_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    transport = transport_to({"7": "a"}, monkeypatch)
+    transport.address = "here:1"
+
+    def lost(number: str, tree: Any) -> None:
+        raise import_module("httpx").ConnectError("refused")
+
+    monkeypatch.setattr(transport, "_answer", lost)
+    with pytest.raises(ClientError, match=r"the SuperLink at here:1 no longer answers .* continue with resume=…"):
+        transport.receive(1)
 
 
 def test_an_answer_whose_parts_do_not_come_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

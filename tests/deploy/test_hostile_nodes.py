@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from helpers.deploying import InProcess, config, in_process
 from fedloom.core.context import RoundInfo
 from fedloom.experiment.federated import RunResult
 from fedloom.parts.objectives import HeadOnMeans, TrainablePrototypes
+from fedloom_apps.deploy.flower import LARGEST
+from fedloom_apps.deploy.flower.superlink import HEADER, Guard
 from fedloom_apps.deploy.messages import Delivered
 from fedloom_apps.deploy.server import Recipe, run
 from fedloom_apps.deploy.wire import pack, unpack
@@ -33,6 +36,39 @@ def lying(tmp_path: Path, words: tuple[str, ...], facts: dict[str, Any], change:
     result = run(Recipe.of(made), transport, 4)
     transport.close()
     return result
+
+
+def asked(path: str, size: int, token: bytes = b"") -> tuple[int, int, int]:
+    """The status that a guarded SuperLink answers to a request, the bytes that it read, and those Flower was given."""
+    statuses, given, left = [200], [0], [size]
+
+    async def flower(scope: Any, receive: Any, send: Any) -> None:
+        more = True
+        while more:
+            message = await receive()
+            given[0] += len(message["body"])
+            more = message.get("more_body", False)
+
+    async def receive() -> dict[str, Any]:
+        part = min(left[0], 1 << 20)
+        left[0] -= part
+        return {"type": "http.request", "body": bytes(part), "more_body": left[0] > 0}
+
+    async def send(message: dict[str, Any]) -> None:
+        statuses[0] = message.get("status", statuses[0])
+
+    scope = {"type": "http", "path": path, "headers": [(HEADER.encode(), token)]}
+    asyncio.run(Guard(flower, b"secret")(scope, receive, send))
+    return statuses[0], size - left[0], given[0]
+
+
+def test_a_stranger_cannot_fill_the_memory_of_the_superlink_with_a_request() -> None:
+    """Flower reads a request whole before it looks at the signature."""
+    huge, message = 1 << 30, 6 << 20  # one of Flower's chunks
+    assert asked("/v1/fleet/push-object", message) == (200, message, message)
+    assert asked("/v1/fleet/push-object", huge) == (413, LARGEST + (1 << 20), 0)
+    assert asked("/v1/control/start-run", huge) == (403, 0, 0)
+    assert asked("/v1/runtime/push-object", 2 * LARGEST, b"secret") == (200, 2 * LARGEST, 2 * LARGEST)
 
 
 @pytest.mark.parametrize("method", ["q_ffl", "aaggff_d", "term"])

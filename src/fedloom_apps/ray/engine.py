@@ -272,8 +272,8 @@ class _Blocks:
         for job, _, answer in self.cluster.done(TaskQueue(deque(jobs)), ATTEMPTS + 1):
             if answer is None:
                 raise LossError(
-                    f"its loss of the received model cannot be computed: the worker or its answer was lost {job.losses} "
-                    "times."
+                    "its loss of the received model cannot be computed: the worker or its answer was lost "
+                    f"{job.losses} times."
                 )
             results[job.numbers[0]] = self.engine.receive(answer)[0]
         return np.concatenate([results[number] for number in sorted(results)])

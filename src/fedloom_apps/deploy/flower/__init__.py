@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from fedloom.base.errors import ConfigError
 
 KNOWN = ((1, 41), (1, 43))  # versions of flwr whose protocol this package speaks: from, below
+LARGEST = 16 << 20  # bytes of a request and of an answer, each of which holds one object, and Flower's have 5 MiB
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
          "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1"}  # fmt: skip
 

@@ -235,7 +235,8 @@ class FlowerTransport:
                         self.coming[message.metadata.reply_to_message_id] = answer
                 wait(self.coming.values(), min(LOOK, seconds), FIRST_COMPLETED)
                 for number in [number for number, answer in self.coming.items() if answer.done()]:
-                    blob, name = self.coming.pop(number).result(), self.pending.pop(number, None)
+                    with self._linked():
+                        blob, name = self.coming.pop(number).result(), self.pending.pop(number, None)
                     if name is not None and blob is not None:
                         arrived.append(Delivered(name, blob))
                     elif name is not None:  # an error of the relay, for whom the node was away for a moment

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
-from fedloom_apps.deploy.flower import QUIET, require
+from fedloom_apps.deploy.flower import LARGEST, QUIET, require
 
 HEADER = "fedloom-key"
 OPEN = "/v1/fleet/"
@@ -25,20 +25,53 @@ ASGI = Callable[..., Awaitable[None]]
 
 
 class Guard:
-    """An ASGI application that admits nodes to their interface, and the holder of the secret to all interfaces."""
+    """An ASGI application that admits nodes to their interface, and the holder of the secret to all interfaces.
+
+    A request to the interface of nodes is read whole before Flower looks at its signature; of one beyond ``LARGEST``,
+    which may be anybody's, no more is taken into memory.
+    """
 
     def __init__(self, app: ASGI, secret: bytes) -> None:
         self.app, self.secret = app, secret
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
-        """Pass authorised requests on; answer 403 to all others."""
-        if scope["type"] == "http" and not scope["path"].startswith(OPEN):
+        """Pass authorised requests on; answer 403 to all others, and 413 to nodes' requests beyond ``LARGEST``."""
+        if scope["type"] == "http":
             token = dict(scope["headers"]).get(HEADER.encode(), b"")
             if not hmac.compare_digest(token, self.secret):
-                await send({"type": "http.response.start", "status": 403, "headers": []})
-                await send({"type": "http.response.body", "body": b""})
-                return
-        await self.app(scope, receive, send)
+                if not scope["path"].startswith(OPEN):
+                    return await _answer(send, 403)
+                if (body := await _whole(receive)) is None:
+                    return await _answer(send, 413)
+                receive = _after(body, receive)
+        return await self.app(scope, receive, send)
+
+
+async def _answer(send: Any, status: int) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _whole(receive: Any) -> bytes | None:
+    """The body of a request; None if it is too large, or the client left."""
+    body, more = bytearray(), True
+    while more:
+        message = await receive()
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+        if len(body) > LARGEST or message["type"] == "http.disconnect":
+            return None
+    return bytes(body)
+
+
+def _after(body: bytes, receive: Any) -> Callable[[], Awaitable[Any]]:
+    """What an application receives: the whole body, and then what comes."""
+    first = [{"type": "http.request", "body": body}]
+
+    async def received() -> Any:
+        return first.pop() if first else await receive()
+
+    return received
 
 
 def start(folder: Path, host: str, port: int, secret: str, certificates: Path | None) -> subprocess.Popen[bytes]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedloom.base.errors import CheckpointError, ConfigError, in_one_line
 from fedloom.experiment.atomic import write_whole
+from fedloom_apps.deploy.flower import LARGEST
 from fedloom_apps.deploy.flower.objects import blobs, content
 from fedloom_apps.deploy.node import Node
 
@@ -56,7 +57,7 @@ POLL = 0.05  # seconds between looks for messages after one
 PATIENCE = 2.5 * HEARTBEAT  # seconds in which a server may not know a key yet, or hold on to a killed session
 BACKOFF = 1.0, 20.0  # seconds between attempts to reconnect: the first, and the longest
 AVAILABLE = 0.05  # seconds between looks for a part of a message that is still on its way
-LARGEST = 1 << 31  # bytes of all parts of a message
+MESSAGE = 1 << 31  # bytes of all parts of a message
 
 
 class Refused(ConfigError):
@@ -66,18 +67,46 @@ class Refused(ConfigError):
 class FleetClient(FleetHttpClient):
     """Flower's client, for a server that is not trusted.
 
-    It follows no redirection to other addresses; an answer that is no message of the protocol is an ``HTTPError``.
+    It follows no redirection to other addresses, and reads no answer beyond ``LARGEST`` or one that is compressed; an
+    answer that is no message of the protocol is an ``HTTPError``.
     """
 
     def __init__(self, *given: Any, **settings: Any) -> None:
         super().__init__(*given, **settings)
         self._client.follow_redirects = False
+        self._client.headers["accept-encoding"] = "identity"
+        self._client.event_hooks = {"response": [_bound]}
 
     def _unary_unary(self, **call: Any) -> Any:
         try:
             return super()._unary_unary(**call)
         except ValueError as error:
             raise httpx.DecodingError(str(error)) from error
+
+
+class Bounded(httpx.SyncByteStream):
+    """The bytes of an answer, of which no more than ``LARGEST`` are taken."""
+
+    def __init__(self, stream: httpx.SyncByteStream) -> None:
+        self.stream = stream
+
+    def __iter__(self) -> Iterator[bytes]:
+        taken = 0
+        for part in self.stream:
+            taken += len(part)
+            if taken > LARGEST:
+                raise httpx.DecodingError(f"an answer has more than {LARGEST:,} bytes")
+            yield part
+
+    def close(self) -> None:
+        self.stream.close()
+
+
+def _bound(response: httpx.Response) -> None:
+    """Refuse more of an answer than memory is meant for; what is compressed may be any number of bytes."""
+    if response.headers.get("content-encoding", "identity") != "identity":
+        raise httpx.DecodingError("an answer is compressed")
+    response.stream = Bounded(response.stream)  # type: ignore[arg-type]
 
 
 class Link:
@@ -127,10 +156,11 @@ class Link:
             return None
         message, root = message_from_proto(answer.messages_list[0]), answer.message_object_trees[0]
         run, number = message.metadata.run_id, message.metadata.message_id
-        contents: dict[str, bytes] = {}
+        contents, taken = dict[str, bytes](), 0
         for part in iterate_object_tree(root):
             contents[part.object_id] = self._part(run, part)
-            if sum(map(len, contents.values())) > min(2 * limit, LARGEST):
+            taken += len(contents[part.object_id])
+            if taken > min(2 * limit, MESSAGE):
                 raise ConfigError(f"a message is larger than {limit:,} bytes; raise the limit.")
         self.client.ConfirmMessageReceived(
             ConfirmMessageReceivedRequest(node=self.node, run_id=run, message_object_id=number)
