@@ -26,7 +26,10 @@ def test_clients_with_parts_of_the_model_measure_what_a_simulation_does(method: 
     assert not any("to evaluate" in said for said in result.summary["warnings"])
 
 
-WHY = "node-1: its data do not fit the data specification (data); see the log of the node."
+WHY = (
+    "node-1: its data do not fit the data specification, or are not those with which it began the run (data); see the "
+    "log of the node."
+)
 
 
 def test_nodes_that_refuse_to_evaluate_are_counted_and_the_reason_is_told(tmp_path: Path) -> None:

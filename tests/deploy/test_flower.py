@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from errno import ENOSPC
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from pathlib import Path
@@ -239,6 +240,17 @@ def test_a_node_is_sent_to_no_other_address(status: int, tmp_path: Path) -> None
             supernode.Link(address, None, supernode.own_key(tmp_path), tmp_path)
     assert asked
     assert not hits
+
+
+def test_a_key_for_which_there_is_no_room_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    supernode = import_module("fedloom_apps.deploy.flower.supernode")
+
+    def full(path: Path, blob: bytes) -> None:
+        raise OSError(ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(supernode, "write_whole", full)
+    with pytest.raises(CheckpointError, match=r"node\.key, this node's key, .*No space left on device"):
+        supernode.own_key(tmp_path)
 
 
 def test_a_page_in_the_place_of_an_answer_is_no_end_of_a_node(tmp_path: Path) -> None:

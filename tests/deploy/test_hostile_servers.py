@@ -228,7 +228,7 @@ def test_the_owner_agrees_to_another_specification(tmp_path: Path, capsys: pytes
 
 
 def asked(tmp_path: Path, *words: str, peak: float | None = None) -> tuple[Node, Order, bytes]:
-    """A node of a private run with its order and broadcast; one value of its data is replaced by ``peak``."""
+    """A node like that of a private run with its order and broadcast; one value of its data is replaced by ``peak``."""
     transport = in_process(made := config(*words, "rounds=1"), tmp_path)
     run(Recipe.of(made), transport, 4)
     transport.close()
@@ -241,7 +241,7 @@ def asked(tmp_path: Path, *words: str, peak: float | None = None) -> tuple[Node,
         arrays["x_train"][:, 0, 0, 0] = 0
         arrays["x_train"][0, 0, 0, 0] = peak
         np.savez(node.data, **arrays)
-    return Node(node.data, node.home), Order.read(order, 10**7), broadcast
+    return Node(node.data, tmp_path / "like it"), Order.read(order, 10**7), broadcast
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,13 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from helpers.deploying import InProcess, config, in_process, simulated
 from safetensors.torch import load as load_tensors
 
-from fedloom.base.errors import CheckpointError, ClientError, ConfigError
+from fedloom.base.errors import CheckpointError, ClientError
 from fedloom.base.rng import stream
 from fedloom.experiment import atomic
 from fedloom.experiment.federated import RunResult
@@ -302,15 +303,34 @@ def test_a_fourth_site_joins_in_a_run_that_begins_from_the_last(tmp_path: Path) 
     assert not four.failures
 
 
-def test_changed_data_are_refused_when_a_run_goes_on(tmp_path: Path) -> None:
+def test_changed_data_are_refused_and_end_no_run(tmp_path: Path) -> None:
+    """One label is another: numbers of samples say nothing of it, neither when a run goes on nor while it runs."""
     _, transport = deployed(tmp_path, "rounds=1", out=tmp_path / "run")
-    transport.close()
-    (tmp_path / "data" / "node-0.npz").write_bytes((tmp_path / "data" / "node-3.npz").read_bytes())
+    with np.load(path := tmp_path / "data" / "node-0.npz") as stored:
+        arrays = dict(stored)
+    arrays["y_train"][0] = (arrays["y_train"][0] + 1) % 10
+    np.savez(path, **arrays)
+    told: list[str] = []
     for name in transport.nodes:
         transport.restart(name)
-    with pytest.raises(ConfigError, match=r"node-0 has .* samples for training, validation and tests, but had"):
-        run(Recipe.of(config(*WORDS)), transport, 4, out=tmp_path / "run", resume=True)
-    transport.close()
+    result = again(transport, out=tmp_path / "run", resume=True, tell=told.append)
+    assert [(f.client, f.kind) for f in result.failures] == [(0, FailureKind.REFUSED)] * 3
+    assert any("node-0 refused: its data do not fit the data specification, or are not those" in line for line in told)
+    assert "the data are others than those with which" in (tmp_path / "state" / "node-0" / "node.log").read_text()
+
+
+def test_a_node_that_declares_other_numbers_ends_no_run_that_goes_on(tmp_path: Path) -> None:
+    _, transport = deployed(tmp_path, "rounds=1", out=tmp_path / "run")
+
+    def route(name: str, number: int, blob: bytes) -> list[bytes]:
+        facts = unpack(blob).facts
+        more = {"sizes": [10**9, 0, 0]} if name == "node-0" and facts.get("status") == "joined" else {}
+        return [pack("answer", facts | more, unpack(blob).tensors)]
+
+    transport.route, told = route, []
+    result = again(transport, out=tmp_path / "run", resume=True, tell=told.append)
+    assert result.history[-1]["round"] == 4
+    assert any("node-0 has 1000000000, 0, 0 samples for training" in line and "but had" in line for line in told)
 
 
 def test_a_run_that_another_server_holds_is_refused_before_nodes_join(tmp_path: Path) -> None:

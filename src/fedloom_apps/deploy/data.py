@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import Annotated, Any
@@ -149,6 +151,16 @@ class NodeData:
     def sizes(self) -> tuple[int, int, int]:
         """Numbers of samples."""
         return len(self.train), len(self.validation), len(self.test)
+
+    @cached_property
+    def digest(self) -> str:
+        """Tells these samples from any others."""
+        hasher = hashlib.blake2b(digest_size=16)
+        for arrays in (self.train, self.validation, self.test):
+            for tensor in (arrays.x, arrays.y):
+                hasher.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
+                hasher.update(tensor.contiguous().numpy())
+        return hasher.hexdigest()
 
 
 def read(place: str, spec: DataSpec, seed: int = 0) -> NodeData:

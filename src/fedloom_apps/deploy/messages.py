@@ -47,7 +47,7 @@ REASONS = {
         "its model has other parameters than the server's; install the same versions of fedloom and torch at both"
     ),
     Code.AGREEMENT: "its owner has agreed to another data specification",
-    Code.DATA: "its data do not fit the data specification",
+    Code.DATA: "its data do not fit the data specification, or are not those with which it began the run",
     Code.BROADCAST: "it does not take this model",
     Code.STATE: "a stored state is missing or damaged",
     Code.DISK: "its folder cannot be written",

@@ -136,7 +136,10 @@ class Node:
                 state.chmod(0o700)
             self.lock = Lock(state)
         except OSError as error:
-            raise CheckpointError(f"{state} cannot be used for client states ({error.strerror}).") from error
+            raise CheckpointError(
+                f"{state} cannot be used for client states ({error.strerror}); make it writable, or name another "
+                "folder with --state."
+            ) from error
         try:
             self.ledger = None if budget is None else Ledger(budget, state)
         except CheckpointError:
@@ -200,6 +203,7 @@ class Node:
                 f"delete {self.home / STOPPED} once you know why.",
             )
         workspace = self._prepared(assignment)
+        versions.hold_data(self._read(assignment).digest)
         if JOIN in order.do:
             return self._join(workspace, assignment), {}
         down = read_broadcast(broadcast, self.limit)

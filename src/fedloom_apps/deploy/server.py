@@ -91,11 +91,11 @@ def assemble(
                 continue
             before = known.nodes.get(delivered.node) if known is not None else None
             if before is not None and before != sizes:
-                raise ConfigError(
+                tell(
                     f"{delivered.node} has {', '.join(map(str, sizes))} samples for training, validation and tests, "
-                    f"but had {', '.join(map(str, before))} when the run began; bring its data back, or begin a new "
-                    "run."
+                    f"but had {', '.join(map(str, before))} when the run began; bring its data back, or begin a new run"
                 )
+                continue
             if delivered.node not in joined and len(joined) < nodes:
                 joined[delivered.node] = sizes
                 tell(f"{delivered.node} joined with {sizes[0]} samples ({len(joined)} of {nodes}){remark}")
@@ -327,7 +327,6 @@ def run(
     about every node that joins, and about those that stop answering in time or begin again.
 
     Raises:
-        ConfigError: if a node's data changed since the run began, or are now read otherwise.
         ClientError: if fewer than ``deploy.quorum`` nodes give a usable answer in time.
     """
     with reproducible():

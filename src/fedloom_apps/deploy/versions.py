@@ -16,7 +16,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 
-from fedloom.base.errors import CheckpointError, first_line
+from fedloom.base.errors import CheckpointError, DataError, first_line
 from fedloom.base.tree import copied
 from fedloom.experiment import atomic
 from fedloom.experiment.store import Forms, check_forms, flat, forms, nested
@@ -25,6 +25,7 @@ from fedloom_apps.deploy.wire import WireError, unpack
 
 TICKET = re.compile(r"[0-9a-f]{32}")
 FILE = re.compile(r"(?P<round>\d{9})-(?P<ticket>[0-9a-f]{32})\.(?P<mark>pending|counted)")
+DATA = "data.digest"
 ANSWERS = 2  # answers that can be sent again
 
 
@@ -34,6 +35,21 @@ class Versions:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def hold_data(self, digest: str) -> None:
+        """Note the samples with which the node takes part in the run.
+
+        Raises:
+            DataError: if it took part with others before.
+        """
+        path = self.folder / DATA
+        if not path.exists():
+            atomic.write_whole(path, digest.encode())
+        elif path.read_bytes() != digest.encode():
+            raise DataError(
+                f"the data are others than those with which this node began the run of {self.folder}; bring these "
+                "back, or let a new run begin."
+            )
 
     def confirm(self, base: str | None, oldest: int, prune: bool = True) -> None:
         """Note that the version ``base`` has counted; None if no result of this client has.

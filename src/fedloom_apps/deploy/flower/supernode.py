@@ -47,6 +47,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedloom.base.errors import CheckpointError, ConfigError, in_one_line
+from fedloom.base.files import writing
 from fedloom.experiment.atomic import write_whole
 from fedloom_apps.deploy.flower import LARGEST
 from fedloom_apps.deploy.flower.objects import blobs, content
@@ -317,6 +318,7 @@ def own_key(state: Path) -> ec.EllipticCurvePrivateKey:
     path = state / "node.key"
     if not path.exists():
         key = ec.generate_private_key(ec.SECP384R1())
-        write_whole(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
-        path.chmod(0o600)
+        with writing(f"{path}, this node's key,", CheckpointError):
+            write_whole(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+            path.chmod(0o600)
     return read_private_key(path)
