@@ -226,7 +226,17 @@ def test_a_constant_step_biases_decentralised_sgd_and_gradient_tracking_not() ->
     assert np.abs(ends("kgt", 24, replace(once, steps=2)) - best).max() < 1e-3
 
 
-@pytest.mark.parametrize("topology", [Attention(), Collaboration(), FirstOrder(), CombinedHeads(), Ring(push_sum=True)])
+@dataclass(frozen=True)
+class Unequal(OwnModel):
+    """A topology of the user's own, which says nothing about means."""
+
+    def between(self, state: Tree, meeting: Meeting) -> tuple[Tree, Links]:
+        return state, Links.dense(np.arange(2), np.array([[0.9, 0.1], [0.5, 0.5]]))
+
+
+@pytest.mark.parametrize(
+    "topology", [Attention(), Collaboration(), FirstOrder(), CombinedHeads(), Ring(push_sum=True), Unequal()]
+)
 def test_gradient_tracking_is_refused_where_mixing_moves_the_mean(topology: Topology) -> None:
     with pytest.raises(ConfigError, match="relies on means over models that mixing them keeps"):
         replace(make("kgt"), topology=topology)

@@ -45,7 +45,7 @@ class CombinedHeads(OwnModel):
     needs = Needs(features=True, model="evaluated", common_classes=True)
     targets = ONE_CLASS
     uploads = {"means": Reduce.MEAN, "variance": Reduce.MEAN}  # noqa: RUF012
-    home, mean = "server", "moved"
+    home = "server"
     citation = "xu2023fedpac"
 
     def check(self, local: Local, facts: Facts) -> None:

@@ -39,7 +39,7 @@ class Hierarchy(Topology):
     cloud_every: Count = 1
     members: Literal["blocks", "strided"] = "blocks"
 
-    home = "edges"
+    home, mean = "edges", "kept"
     citation = "liu2020hierfavg"
 
     def count(self, clients: int) -> int:
