@@ -166,7 +166,7 @@ PARTS: dict[str, dict[str, Any]] = {
         "inheritance of features": (CE, objectives.Inheritance(0.5, "features")),
         "class_outputs": (CE, objectives.ClassOutputs()),
         "consensus": (CE, objectives.Consensus(6, epochs=2, batch_size=6, distance="squared")),
-        "trainable_prototypes": (CE, objectives.TrainablePrototypes(epochs=2, lr=0.1)),
+        "trainable_prototypes": (CE, objectives.TrainablePrototypes(epochs=2, lr=0.1, batch_size=100)),
         "head_on_means": (CE, objectives.HeadOnMeans(epochs=2, lr=0.1, batch_size=100)),
         "mutual": (objectives.Mutual(0.4, 0.7),),
         "adaptive_mutual": (objectives.AdaptiveMutual(),),
