@@ -359,7 +359,11 @@ def _of_machine(error: OSError | MemoryError | RuntimeError) -> str:
 
     >>> _of_machine(OSError(28, "No space left on device", "out/page.html"))
     'out/page.html: No space left on device.'
+    >>> _of_machine(FileNotFoundError(2, "No such file or directory"))  # of os.getcwd()
+    'the working directory is gone; change into another one.'
     """
+    if isinstance(error, FileNotFoundError) and not error.filename:
+        return "the working directory is gone; change into another one."
     if isinstance(error, OSError):
         return f"{f'{error.filename}: ' if error.filename else ''}{error.strerror or error}."
     if type(error).__name__ == GPU_IS_FULL:
