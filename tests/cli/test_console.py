@@ -21,7 +21,7 @@ from fedloom.cli import main
 from fedloom.compute.batched import Batched
 from fedloom.core.parts import Paired
 from fedloom.experiment.callbacks import BarProgress, LineProgress, NullProgress, RunInfo, make_progress
-from fedloom.experiment.console import make_console, print_table, results
+from fedloom.experiment.console import TableConsole, make_console, results
 from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.summary import headline
 from fedloom.methods import methods
@@ -259,8 +259,8 @@ def test_what_privacy_costs_is_in_lines_bars_and_tables():
 
 def test_numbers_are_whole_and_rounds_are_counted_on_a_narrow_terminal() -> None:
     file = io.StringIO()
-    console = Console(file=file, force_terminal=True, width=30, color_system=None)
-    print_table(console, results([("feddyn, alpha=0.1", SUMMARY), ("fedavg", SUMMARY)]))
+    console = TableConsole(file=file, force_terminal=True, width=30, color_system=None)
+    console.print(results([("feddyn, alpha=0.1", SUMMARY), ("fedavg", SUMMARY)]))
     assert file.getvalue().count("50.0 %") == 2
     assert all(word in file.getvalue() for word in ("feddyn,", "alpha=0.1", "fedavg", "parameters sent", "1 M"))
     show(BarProgress(console))

@@ -30,8 +30,6 @@ from fedloom.metrics import registry as metrics
 SCHEMAS: tuple[CommandSchema, ...] = tuple(
     at(application.schema) for application in applications().values() if application.schema
 )
-LEAST = 80
-"""The width of tables of words on narrower terminals, where their lines go on in the next ones."""
 Row = dict[str, str]
 Piece = dict[str, Any]
 """A table, ``rows`` with a ``title`` if there are several, or the details of a name."""
@@ -213,9 +211,7 @@ def command(arguments: argparse.Namespace) -> int:
         return 0
     for number, piece in enumerate(pieces):
         for line in shown(piece, number):
-            if isinstance(line, Table) and console.width < LEAST:
-                line.width = LEAST
-            console.print(line, crop=False)
+            console.print(line)
     return 0
 
 

@@ -41,7 +41,6 @@ from fedloom.experiment.console import (
     note,
     notes,
     print_raw,
-    print_table,
     relpath,
     show_warnings,
     warnings_of,
@@ -450,7 +449,7 @@ class Command:
         for console in consoles:
             with ignoring_full_disk(console):
                 console.print()
-                print_table(console, self.table(rows))
+                console.print(self.table(rows))
         lines, files, failed = self._after([(label, run.path) for label, run in runs if run.metrics()], batch.parent)
         for console in consoles:
             with ignoring_full_disk(console):

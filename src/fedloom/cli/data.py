@@ -25,15 +25,7 @@ from fedloom.core.federation import Federation
 from fedloom.core.targets import are_numbers
 from fedloom.data import Source, save_partition, sources, statistics
 from fedloom.data.sources.files import Files, files_of, roots
-from fedloom.experiment.console import (
-    format_size,
-    make_console,
-    plain_table,
-    print_raw,
-    print_table,
-    relpath,
-    show_warnings,
-)
+from fedloom.experiment.console import format_size, make_console, plain_table, print_raw, relpath, show_warnings
 
 FORMATS = ("png", "svg", "pdf")
 MOST_CLIENTS, MOST_CLASSES = 30, 26
@@ -91,7 +83,7 @@ def show_clients(console: Console, federation: Federation) -> None:
     """Print which client holds which labels, if that fits a terminal, and statistics of all clients."""
     is_small = len(federation) <= MOST_CLIENTS and federation.classes <= MOST_CLASSES
     if federation.train.arrays.has_classes and is_small:
-        print_table(console, grid(federation))
+        console.print(grid(federation))
         print_raw(console, legend(federation))
     table = plain_table()
     table.add_row(Text("partition", style="bold"), federation.provenance["partition"]["name"])
@@ -99,7 +91,7 @@ def show_clients(console: Console, federation: Federation) -> None:
         configs = value.items() if isinstance(value, dict) else [("", value)]
         said = "  ".join(f"{name} {_number(inner)}".strip() for name, inner in configs)
         table.add_row(Text(WORDS.get(key, key), style="bold"), said)
-    print_table(console, table)
+    console.print(table)
 
 
 def picture_path(out: Path | str) -> Path:
@@ -160,7 +152,7 @@ def command(arguments: argparse.Namespace) -> int:
     if not arguments.words:
         if arguments.out:
             raise ConfigError("--out needs the name of a data set, like: fedloom data mnist --out mnist.png.")
-        print_table(console, overview())
+        console.print(overview())
         console.print()
         print_raw(console, f"searched: {' and '.join(map(str, roots()))}")
         return 0
@@ -230,7 +222,7 @@ def show(console: Console, name: str, source: Source, federation: Federation, mo
         size = format_size(sum(map(size_of, paths)))
         print_raw(console, f"files: {folder_of(paths)} ({size}{checksums(files, paths)})")
     console.print()
-    print_table(console, splits(source))
+    console.print(splits(source))
     console.print()
     show_clients(console, federation)
 

@@ -16,16 +16,7 @@ from fedloom.cli.data import configured, write_picture
 from fedloom.config.keys import build
 from fedloom.data.plots import ACCENT, INK, QUIET, SOFT, save
 from fedloom.experiment.clock import Outlook, WorkParts
-from fedloom.experiment.console import (
-    duration,
-    format_size,
-    make_console,
-    plain_table,
-    plural,
-    print_raw,
-    print_table,
-    relpath,
-)
+from fedloom.experiment.console import duration, format_size, make_console, plain_table, plural, print_raw, relpath
 from fedloom.experiment.federated import FederatedTask
 
 QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
@@ -63,7 +54,7 @@ def command(arguments: argparse.Namespace) -> int:
         table.add_row(Text(name, style="bold"), *map(shown, quantiles(values).values()))
     if np.isfinite(fleet.memory).all():
         table.add_row(Text("memory", style="bold"), *map(format_size, quantiles(fleet.memory).values()))
-    print_table(console, table)
+    console.print(table)
     console.print()
     if (short := int((~clock.fits).sum())) > 0:
         print_raw(console, f"{plural(short, 'client')} of {len(whole):,} cannot be invited for lack of memory.")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, cast
 
 from rich.console import Console
-from rich.measure import Measurement, measure_renderables
+from rich.measure import measure_renderables
 from rich.table import Table
 from rich.text import Text
 
@@ -58,6 +58,9 @@ METRIC = re.compile(r"global/([^/]+)|clients/([^/]+)/mean")
 
 TOP = re.compile(r"top\d+")
 SHARES = re.compile(rf"(^|/)(train_)?(accuracy|{TOP.pattern})(/|$)")
+
+WORD = 12
+"""Columns of a terminal for texts that wrap."""
 
 METRICS_SHOWN = 4
 """Columns for metrics other than accuracy and loss."""
@@ -108,12 +111,32 @@ class TrimmedFile:
         return getattr(self.file, name)
 
 
+class TableConsole(Console):
+    """A console whose tables keep names and numbers whole: on a narrower terminal their lines go on in the next."""
+
+    def print(self, *objects: Any, **settings: Any) -> None:
+        for table in objects:
+            if isinstance(table, Table):
+                self._widen(table)
+        super().print(*objects, crop=False, **settings)
+
+    def _widen(self, table: Table) -> None:
+        """Give a table the width that its columns need, of which those that wrap need a word of medium length."""
+        wide = self.options.update(width=10_000)
+        for column in table.columns:
+            needed = measure_renderables(self, wide, [column.header, *column.cells])
+            column.min_width = needed.maximum if column.no_wrap else min(needed.minimum, WORD)
+        least = sum((column.min_width or 0) + 3 for column in table.columns)
+        if least > self.width:
+            table.width = least
+
+
 def make_console(file: IO[str] | None = None) -> Console:
     """A console on standard output; without a terminal, lines are wide and have no trailing spaces."""
-    console = Console(file=file, highlight=False)
+    console = TableConsole(file=file, highlight=False)
     if console.is_terminal:
         return console
-    return Console(file=cast(IO[str], TrimmedFile(file or sys.stdout)), highlight=False, width=160)
+    return TableConsole(file=cast(IO[str], TrimmedFile(file or sys.stdout)), highlight=False, width=160)
 
 
 def in_percent(key: str) -> bool:
@@ -252,17 +275,6 @@ def plain_table(*heads: str, numbers: Iterable[str] = ()) -> Table:
         side: Literal["left", "right"] = "right" if head in numbers else "left"
         table.add_column(head, justify=side, no_wrap=not place or head in numbers, overflow="fold")
     return table
-
-
-def print_table(console: Console, table: Table) -> None:
-    """Print a table with whole numbers and words; on a narrower terminal its lines go on in the next ones."""
-    wide = console.options.update(width=10_000)
-    for column in table.columns:
-        if column.no_wrap:
-            column.min_width = measure_renderables(console, wide, [column.header, *column.cells]).maximum
-    if (least := Measurement.get(console, wide, table).minimum) > console.width:
-        table.width = least
-    console.print(table, crop=False)
 
 
 def common_metric(summaries: Iterable[Mapping[str, Any]]) -> str:
