@@ -1,6 +1,9 @@
 """A finished run's files are compared with the checksums of its end."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -178,3 +181,18 @@ def test_settings_that_this_version_does_not_have_are_told_apart_from_typed_ones
         assert err.startswith(
             "fedloom: runs/a/config.yaml, perhaps of another version of FedLoom: unknown key 'colour'"
         )
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_the_exit_code_is_that_of_all_runs_though_nobody_reads_the_lines(damaged: bool, cli: Cli, run: Path) -> None:
+    if damaged:
+        cut(run)
+    words = [sys.executable, "-c", "import sys; from fedloom.cli import main; sys.exit(main())", "verify", "runs"]
+    done = subprocess.run([*words], stdout=closed_pipe(), stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (int(damaged), b"")
+
+
+def closed_pipe() -> int:
+    reading, writing = os.pipe()
+    os.close(reading)
+    return writing

@@ -450,7 +450,18 @@ class Command:
             with ignoring_full_disk(console):
                 console.print()
                 console.print(self.table(rows))
-        lines, files, failed = self._after([(label, run.path) for label, run in runs if run.metrics()], batch.parent)
+        lines: list[str] = []
+        files: list[tuple[str, Path]] = []
+        failed: list[tuple[str, FedLoomError]] = []
+        recorded = [(label, run.path) for label, run in runs if run.metrics()]
+        for application in applications().values() if recorded else ():
+            if application.after:
+                try:
+                    said, wrote = at(application.after)(recorded, batch.parent)
+                except FedLoomError as error:
+                    failed.append((application.name, error))
+                else:
+                    lines, files = [*lines, *said], [*files, *wrote]
         for console in consoles:
             with ignoring_full_disk(console):
                 for text in [*lines, *self.remarks(rows)]:
@@ -470,24 +481,6 @@ class Command:
                 for word, path in places:
                     print_raw(console, f"{word + ':':<{width}} {relpath(path)}")
         return failed
-
-    @staticmethod
-    def _after(
-        runs: Sequence[tuple[str, Path]], parent: Path
-    ) -> tuple[list[str], list[tuple[str, Path]], list[tuple[str, FedLoomError]]]:
-        """The sentences and files that applications add to results, and what went wrong with them."""
-        lines: list[str] = []
-        files: list[tuple[str, Path]] = []
-        failed: list[tuple[str, FedLoomError]] = []
-        for application in applications().values() if runs else ():
-            if application.after:
-                try:
-                    more = at(application.after)(runs, parent)
-                except FedLoomError as error:
-                    failed.append((application.name, error))
-                else:
-                    lines, files = [*lines, *more[0]], [*files, *more[1]]
-        return lines, files, failed
 
     def _summaries(self, batch: RunPlan) -> Iterator[dict[str, Any]]:
         """The runs for ``--json``: name, directory, and what is in ``summary.json``."""

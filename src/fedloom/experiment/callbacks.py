@@ -261,7 +261,7 @@ class LineProgress(NullProgress):
         try:
             with ignoring_full_disk(self.console):
                 print_raw(self.console, text)
-        except (BrokenPipeError, SystemExit):
+        except BrokenPipeError:
             silence_stdout()
 
 

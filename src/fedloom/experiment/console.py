@@ -115,20 +115,18 @@ class TableConsole(Console):
     """A console whose tables keep names and numbers whole: on a narrower terminal their lines go on in the next."""
 
     def print(self, *objects: Any, **settings: Any) -> None:
-        for table in objects:
-            if isinstance(table, Table):
-                self._widen(table)
+        wide = self.options.update(width=10_000)
+        for table in (one for one in objects if isinstance(one, Table)):
+            for column in table.columns:
+                needed = measure_renderables(self, wide, [column.header, *column.cells])
+                column.min_width = needed.maximum if column.no_wrap else min(needed.minimum, WORD)
+            least = sum((column.min_width or 0) + 3 for column in table.columns)  # and the space between columns
+            table.width = least if least > self.width else None
         super().print(*objects, crop=False, **settings)
 
-    def _widen(self, table: Table) -> None:
-        """Give a table the width that its columns need, of which those that wrap need a word of medium length."""
-        wide = self.options.update(width=10_000)
-        for column in table.columns:
-            needed = measure_renderables(self, wide, [column.header, *column.cells])
-            column.min_width = needed.maximum if column.no_wrap else min(needed.minimum, WORD)
-        least = sum((column.min_width or 0) + 3 for column in table.columns)
-        if least > self.width:
-            table.width = least
+    def on_broken_pipe(self) -> None:
+        """Leave it to the caller that nobody reads on; rich would end the process with the exit code 1."""
+        raise BrokenPipeError
 
 
 def make_console(file: IO[str] | None = None) -> Console:
