@@ -35,7 +35,7 @@ class AAggFFS(responses.Responding):
     @property
     def needs(self) -> Needs:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Losses on the samples of ``response``."""
-        return responses.needs(self.response, full_participation=True)
+        return Needs(losses=self.response, full_participation=True)
 
     def constants(self, clients: int) -> tuple[float, float, float]:
         """C2, α and β for K clients."""

@@ -40,7 +40,7 @@ class AFL(Mixing):
     @property
     def needs(self) -> Needs:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Losses on the samples of ``response``."""
-        return responses.needs(self.response, full_participation=True)
+        return Needs(losses=self.response, full_participation=True)
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         """The projected ascent step, restricted to the clients present."""

@@ -46,7 +46,7 @@ class QFFL(Mixing):
     @property
     def needs(self) -> Needs:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Losses on the samples of ``response``."""
-        return responses.needs(self.response, updates=True)
+        return Needs(losses=self.response, updates=True)
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         """One exponentiated step from n_i/n with response q log F; p_i/F_i is kept for ``combine``."""

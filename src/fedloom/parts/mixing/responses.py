@@ -83,13 +83,7 @@ class Responding(Mixing):
     @property
     def needs(self) -> Needs:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Losses on the samples of ``response``."""
-        return needs(self.response)
-
-
-def needs(response: str, updates: bool = False, full_participation: bool = False) -> Needs:
-    """The requirements of a policy that takes losses on these samples."""
-    losses = "validation" if response == "validation" else "train"
-    return Needs(losses=losses, updates=updates, full_participation=full_participation)
+        return Needs(losses=self.response)
 
 
 def of_cohort(prior: Prior, info: RoundInfo) -> Vector:

@@ -36,7 +36,7 @@ class TERM(Mixing):
     @property
     def needs(self) -> Needs:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Losses on the samples of ``response``."""
-        return responses.needs(self.response)
+        return Needs(losses=self.response)
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         """One exponentiated step from n_i/n with response F and ζ = 1/λ."""
