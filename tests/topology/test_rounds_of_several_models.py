@@ -36,7 +36,7 @@ from fedloom.data import federate
 from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.federated import FederatedTask, RunResult, run
 from fedloom.methods import make
-from fedloom.parts.mixing import CoordinateMedian, Uniform
+from fedloom.parts.mixing import CoordinateMedian, Fixed, Uniform
 from fedloom.parts.objectives import CrossEntropy, SquaredError
 from fedloom.parts.server import SGD
 from fedloom.parts.topology import (
@@ -224,6 +224,12 @@ def test_a_constant_step_biases_decentralised_sgd_and_gradient_tracking_not() ->
     assert errors[0] > 0.2
     assert errors[0] > 5 * errors[1] > 25 * errors[2]
     assert np.abs(ends("kgt", 24, replace(once, steps=2)) - best).max() < 1e-3
+
+
+@pytest.mark.parametrize("clients", [3, 30])
+def test_weights_of_all_clients_are_refused_however_many_there_are(clients: int) -> None:
+    with pytest.raises(ConfigError, match="mixing 'fixed' chooses among all clients, but with topology 'hierarchy'"):
+        Method("fixed", LOSS, mixing=Fixed((1.0,) * clients), topology=Hierarchy())
 
 
 @dataclass(frozen=True)

@@ -218,7 +218,7 @@ class RoundInfo:
         received: θ^t.
         p: mixing coefficients, float64 [|S|]; None until they are chosen.
         mixed: Σ p_i Δ_i, before the mixing's own step; None until the updates are in.
-        combined: Δ after the mixing's own step, before any correction; ``mixed`` itself if it takes none.
+        combined: Δ after the mixing's own step and the weighting, before any correction; ``mixed`` itself without them.
         losses: F_i(θ^t) before local work, float64 [|S|], if a part needs them.
         updates: the members' uploaded updates Δ_i, if a part needs all of them.
         buffers: the members' buffers after local work, alongside ``updates``.
