@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.base import rng
+from fedloom.base.errors import is_ours
 from fedloom.base.tree import Float
 from fedloom.compute.cohort import BatchSchedule, Change, StepRule
 from fedloom.core.context import Context
@@ -130,7 +131,7 @@ def affine_rule(
     if not parts:
         return usual
     own = plan.method.hooks["begin"] or plan.method.hooks["init_client"]
-    ours = all(type(part).__module__.startswith("fedloom.") for _, part in parts)
+    ours = all(is_ours(type(part).__module__) for _, part in parts)
     common = ours and alike and not own  # a user's part may read what else differs between clients
     constants, numbers = rows()[: 1 if common else len(steps)], set[tuple[float, float]]()
     for client, (coefficients, write) in enumerate(each):
@@ -176,7 +177,7 @@ def augmentation(plan: ClientPlan, round: int, clients: Sequence[int], schedule:
     if change is None:
         return None
     steps: Sequence[object] = getattr(change, "steps", (change,))
-    ours = all(type(one).__module__.startswith("fedloom.") for one in steps)
+    ours = all(is_ours(type(one).__module__) for one in steps)
 
     def augmented(x: Tensor, numbers: range) -> Tensor:
         draws = [

@@ -23,8 +23,7 @@ class Ditto(Paired):
     participated deploys w. The client keeps the batch statistics of v's passes beside v, and deploys it with them: with
     λ = 0 it is local training. The trajectory of w is that of FedAvg, batch statistics included, bitwise with
     ``compute=live``, and up to rounding with the batched one, unless layers draw random numbers (dropout), since v's
-    pass draws, too.
-    Li et al., ICML 2021, algorithm 1.
+    pass draws, too. Li et al., ICML 2021, algorithm 1.
 
     Args:
         lam: λ ≥ 0, weight of the proximal term.
