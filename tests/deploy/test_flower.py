@@ -349,6 +349,19 @@ def test_an_answer_whose_parts_do_not_come_holds_up_no_other(monkeypatch: pytest
     transport.threads.shutdown()
 
 
+def test_answers_whose_parts_never_come_do_not_take_the_places_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    transport, end = transport_to({"5": "a", "6": "a"}, monkeypatch), Event()
+    monkeypatch.setattr(import_module("fedloom_apps.deploy.flower.grid"), "OF_A_NODE", 1, raising=False)
+    monkeypatch.setattr(
+        transport, "_answer", lambda number, tree: b"answer" if number == "8" else end.wait(60) and None
+    )
+    assert transport.receive(0.3) == []
+    transport.pending |= {"7": "a", "8": "b"}
+    assert transport.receive(1) == [("b", b"answer")]
+    end.set()
+    transport.threads.shutdown()
+
+
 @pytest.mark.parametrize("why", ["certificate is not yet valid", "certificate has expired"])
 def test_a_wrong_clock_is_not_taken_for_another_server(why: str) -> None:
     import httpx

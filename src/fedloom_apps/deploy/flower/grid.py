@@ -52,6 +52,7 @@ STARTING = 60.0  # seconds in which a SuperLink must come up, or come back
 LOOK = 0.1  # seconds between looks for answers
 PULLS = 0.05, 1.0  # seconds between looks for a part of an answer that is still on its way: at first, and at most
 ON_THEIR_WAY = 1000  # answers that are waited for at a time
+OF_A_NODE = 10  # of these, so that none takes the places of all by answers whose parts never come
 REMEMBERED = 100_000  # messages whose answers are still recognised as late
 PROJECT = b"""[build-system]
 requires = ["hatchling"]
@@ -230,9 +231,12 @@ class FlowerTransport:
             with self._linked():
                 if asked := [number for number in self.pending if number not in self.coming]:
                     found = self.runtime.PullMessages(PullAppMessagesRequest(message_ids=asked))
+                    coming = Counter(self.pending.get(number) for number in self.coming)
                     for message, tree in zip(found.messages_list, found.message_object_trees, strict=True):
-                        answer = self.threads.submit(self._answer, message.metadata.message_id, tree)
-                        self.coming[message.metadata.reply_to_message_id] = answer
+                        number = message.metadata.reply_to_message_id
+                        if coming[self.pending[number]] < OF_A_NODE:
+                            coming[self.pending[number]] += 1
+                            self.coming[number] = self.threads.submit(self._answer, message.metadata.message_id, tree)
                 wait(self.coming.values(), min(LOOK, seconds), FIRST_COMPLETED)
                 for number in [number for number, answer in self.coming.items() if answer.done()]:
                     with self._linked():
