@@ -263,6 +263,7 @@ def test_numbers_are_whole_and_rounds_are_counted_on_a_narrow_terminal() -> None
     console.print(results([("feddyn, alpha=0.1", SUMMARY), ("fedavg", SUMMARY)]))
     assert file.getvalue().count("50.0 %") == 2
     assert all(word in file.getvalue() for word in ("feddyn,", "alpha=0.1", "fedavg", "parameters sent", "1 M"))
+    assert file.getvalue().endswith("2  1.0 s\n")  # no wider than it must be
     show(BarProgress(console))
     last = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue()).rstrip().splitlines()[-1]
     assert ("feddyn" in last, "2/2" in last, len(last) <= 30) == (True, True, True)

@@ -120,7 +120,8 @@ class TableConsole(Console):
             for column in table.columns:
                 needed = measure_renderables(self, wide, [column.header, *column.cells])
                 column.min_width = needed.maximum if column.no_wrap else min(needed.minimum, WORD)
-            least = sum((column.min_width or 0) + 3 for column in table.columns)  # and the space between columns
+            between = (table.padding[1] + table.padding[3]) * (len(table.columns) - 1)
+            least = between + sum(column.min_width or 0 for column in table.columns)
             table.width = least if least > self.width else None
         super().print(*objects, crop=False, **settings)
 
