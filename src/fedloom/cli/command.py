@@ -36,7 +36,7 @@ from fedloom.experiment.atomic import Lock, write_whole
 from fedloom.experiment.callbacks import Callback, LineProgress, NullProgress, make_progress
 from fedloom.experiment.checkpoint import located
 from fedloom.experiment.console import (
-    ignoring_full_disk,
+    ignoring_lost_output,
     make_console,
     note,
     notes,
@@ -368,7 +368,8 @@ class Command:
                 traces.print()
             failed += self.show([*([] if arguments.json else [console]), *log], batch, arguments.verbose)
             if arguments.json:
-                print_raw(console, json.dumps([*self._summaries(batch)], indent=1))
+                with ignoring_lost_output(console):
+                    print_raw(console, json.dumps([*self._summaries(batch)], indent=1))
         for label, error in failed:
             trace = f"\n{error.trace}" if arguments.debug and isinstance(error, ClientError) and error.trace else ""
             print(f"fedloom: {label}: {error}{trace}", file=sys.stderr)
@@ -447,7 +448,7 @@ class Command:
         runs = [(batch.title(job), RunDirectory(job.directory)) for job in batch.jobs if job.is_begun]
         rows = [(label, run.summary()) for label, run in runs]
         for console in consoles:
-            with ignoring_full_disk(console):
+            with ignoring_lost_output(console):
                 console.print()
                 console.print(self.table(rows))
         lines: list[str] = []
@@ -463,7 +464,7 @@ class Command:
                 else:
                     lines, files = [*lines, *said], [*files, *wrote]
         for console in consoles:
-            with ignoring_full_disk(console):
+            with ignoring_lost_output(console):
                 for text in [*lines, *self.remarks(rows)]:
                     print_raw(console, text)
                 for text in notes(rows, "warnings", *(["notes"] if verbose else [])):
@@ -477,7 +478,7 @@ class Command:
         ]
         width = max(len(word) for word, _ in places) + 1
         for console in consoles:
-            with ignoring_full_disk(console):
+            with ignoring_lost_output(console):
                 for word, path in places:
                     print_raw(console, f"{word + ':':<{width}} {relpath(path)}")
         return failed

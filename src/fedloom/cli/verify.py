@@ -13,7 +13,7 @@ from fedloom.config.keys import RUN, build
 from fedloom.config.schema import Config
 from fedloom.experiment import checkpoint, federated
 from fedloom.experiment.callbacks import Callback
-from fedloom.experiment.console import make_console, print_raw, relpath, silence_stdout
+from fedloom.experiment.console import ignoring_lost_output, make_console, print_raw, relpath
 from fedloom.experiment.rundir import RunDirectory, Status
 from fedloom.experiment.store import NOUNS, StateFolder, StateStore
 
@@ -42,10 +42,8 @@ def command(arguments: argparse.Namespace) -> int:
         except FedLoomError as error:
             message = str(error).rstrip(".")
         code = WRONG if message else code
-        try:
+        with ignoring_lost_output(console):  # the exit code is still of interest
             print_raw(console, line_about(run, message or "as recorded"))
-        except BrokenPipeError:  # the exit code is still of interest
-            silence_stdout()
     return code
 
 

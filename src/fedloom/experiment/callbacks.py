@@ -35,10 +35,9 @@ from fedloom.experiment.console import (
     LEVEL,
     duration,
     first_metrics,
-    ignoring_full_disk,
+    ignoring_lost_output,
     number,
     print_raw,
-    silence_stdout,
 )
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.experiment.summary import looks, since_best
@@ -258,11 +257,8 @@ class LineProgress(NullProgress):
         self._print(f"{name}  {self.run.unit} {record['round']:>{len(str(total))}}/{total}  " + "  ".join(status))
 
     def _print(self, text: str) -> None:
-        try:
-            with ignoring_full_disk(self.console):
-                print_raw(self.console, text)
-        except BrokenPipeError:
-            silence_stdout()
+        with ignoring_lost_output(self.console):
+            print_raw(self.console, text)
 
 
 class LatestProgress(NullProgress):

@@ -364,7 +364,7 @@ def final_values(summary: Mapping[str, Any], first: str) -> dict[str, str]:
 
 def note(console: Console, message: object) -> None:
     """Print a note of one line, whose names may be a stranger's."""
-    with ignoring_full_disk(console):
+    with ignoring_lost_output(console):
         console.print(Text(f"note: {printable(str(message))}", style="yellow"), soft_wrap=True)
 
 
@@ -399,13 +399,13 @@ def silence(file: IO[str]) -> None:
 
 
 @contextmanager
-def ignoring_full_disk(console: Console) -> Iterator[None]:
-    """Print to a console; if its disk is full, say so on standard error and discard all that is printed there."""
+def ignoring_lost_output(console: Console) -> Iterator[None]:
+    """Print to a console; once nobody reads on, or its disk is full, which is said, discard what is printed there."""
     try:
         yield
         console.file.flush()
     except BrokenPipeError:
-        raise
+        silence(console.file)
     except OSError as error:
         name = "standard output" if console.file.fileno() == sys.stdout.fileno() else console.file.name
         print(f"fedloom: {name} cannot be written ({error.strerror}); this goes on without it.", file=sys.stderr)
