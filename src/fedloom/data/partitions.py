@@ -592,7 +592,7 @@ class Natural(Partition):
         if len(kept) < max(clients, 1):
             raise DataError(
                 f"there are {len(kept)} natural ids with at least {self.min_size} samples, "
-                f"too few for {max(clients, 1)} clients."
+                f"too few for {max(clients, 1)} clients; choose fewer clients, or a smaller min_size."
             )
         if clients:
             kept = np.sort(rng.choice(kept, clients, replace=False))

@@ -245,7 +245,7 @@ def _hint(error: Exception, tokens: Tensor, size: int) -> str:
         return ""
     least, greatest = int(tokens.min()), int(tokens.max())
     if not isinstance(error, IndexError):
-        return "; whole numbers are taken as tokens: give others as float32"
+        return "; whole numbers are taken as tokens: take a model of tokens, like stacked_lstm, or give float32"
     if least < 0:
         return f"; tokens are numbered from 0, but the data have {least}"
     needed = max(greatest + 1, size)
