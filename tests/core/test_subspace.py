@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from fedloom.models import models
 from fedloom.parts.adaptation import FineTune, Maml
 from fedloom.parts.objectives import CrossEntropy, Robustness
 from fedloom.rounds import subspace
-from fedloom.rounds.meta import deployed, gradient, objective
+from fedloom.rounds.meta import deployed, fitted, gradient, objective
 from fedloom.rounds.objective import Net
 from fedloom.rounds.plan import ClientPlan
 from fedloom_apps.online import ExpertConfig, ExpertEnsemble, learners
@@ -234,6 +235,21 @@ class Shrinking(Maml):
 
     def fit(self, forward: object, theta: Tensor, support: Batch, loss: object) -> Tensor:
         return 0.5 * theta
+
+
+class Doubling(Maml):
+    """Its function is not the network with other parameters."""
+
+    def adapt(self, forward: Any, theta: Tensor, support: Batch, loss: object) -> Any:
+        predict, known = super().adapt(forward, theta, support, loss)  # pyright: ignore[reportArgumentType]
+        return lambda x: predict(x)._replace(logits=2 * predict(x).logits), known
+
+
+def test_the_parameters_of_a_part_with_a_function_of_its_own_are_not_its_model() -> None:
+    for part, is_network in ((Maml(), True), (Shrinking(), True), (Doubling(), False)):
+        plan, net = planned(mlp(), adapting(part))
+        found = fitted(plan, net, plan.theta0, plan.buffers0, batches()[0])
+        assert (found is not None) == is_network
 
 
 def test_a_part_that_adapts_differently_is_asked_with_explicit_weights() -> None:

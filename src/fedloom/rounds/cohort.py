@@ -165,7 +165,7 @@ class Cohort:
             facts, sizes = facts._replace(clients=len(self.receivers)), sizes[self.receivers]
         return RoundInfo(
             t, plan.local.rate(t), members, samples, steps, facts, self.downs[t].theta, server_data=server_data,
-            invited=self.report.cohort.tolist(), usual_steps=plan.usual_steps, 
+            invited=self.report.cohort.tolist(), usual_steps=plan.usual_steps,
             normalised=plan.method.drift.update_kind == "normalised",
             sizes=sizes, uniform=plan.method.mixing.is_uniform, included=included, label_counts=counts, **stale,
         )  # fmt: skip

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedloom.base.tree import Float
 from fedloom.core.context import Batch, Context, Forward, Output
+from fedloom.core.hooks import overrides
 from fedloom.core.layout import call
 from fedloom.rounds.objective import Net, companions
 from fedloom.rounds.objective import loss as objective_loss
@@ -116,8 +117,10 @@ def fitted(
     plan: ClientPlan, net: Net, theta: Float[Tensor, "P"], buffers: Float[Tensor, "buffers"], support: Batch
 ) -> Float[Tensor, "P"] | None:
     """The parameters of the ``deployed`` model; None if that is more than a network with other parameters."""
-    loss = _on_data(plan, theta, support)
-    return plan.method.adaptation.fit(forward(plan, net, buffers), theta, support, loss)
+    adaptation = plan.method.adaptation
+    if overrides(adaptation, "adapt"):
+        return None
+    return adaptation.fit(forward(plan, net, buffers), theta, support, _on_data(plan, theta, support))
 
 
 def _adapt(
