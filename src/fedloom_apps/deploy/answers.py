@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any, TypeGuard
 
 import torch
 
@@ -47,6 +48,11 @@ def least_loss(plan: ClientPlan) -> float:
     """The least loss that a client can have: 0 where the objective is never negative, or the mixing requires that."""
     never = all(isinstance(term, NEVER_NEGATIVE) for term in plan.method.objective)
     return 0.0 if never or plan.method.mixing.weighs_losses else -LARGEST_LOSS
+
+
+def is_loss(value: Any, plan: ClientPlan) -> TypeGuard[float]:
+    """Whether a fact is a loss that a client can have."""
+    return is_number(value, least_loss(plan) - SLACK)
 
 
 def same_scale(results: Sequence[Result], downs: Sequence[Broadcast], known: Norms) -> list[Result]:
@@ -124,7 +130,7 @@ def read_result(client: int, answer: Packet, down: Broadcast, plan: ClientPlan, 
     if not plan.method.uplink:  # whose encodings may round below 0
         _check_variances(buffers, plan)
     loss, sent = answer.facts.get("loss"), answer.facts.get("sent")
-    if not plan.is_private and not is_number(loss, least_loss(plan) - SLACK):
+    if not plan.is_private and not is_loss(loss, plan):
         raise WireError("the training loss in its answer is out of its range")
     most = 16 * sum(t.numel() * t.element_size() for t in every)  # whatever an encoding adds
     counted = isinstance(sent, list) and len(sent) == 2 and all(is_count(n) and n <= most for n in sent)

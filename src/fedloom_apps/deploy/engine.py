@@ -27,8 +27,8 @@ from fedloom.rounds.engine import ComputeFactory, Engine, Group, States, Traits
 from fedloom.rounds.exchange import Broadcast, Failure, FailureKind, Result, State
 from fedloom.rounds.plan import ClientPlan
 from fedloom_apps.deploy.answers import (
-    SLACK,
     Norms,
+    is_loss,
     least_loss,
     measured,
     read_result,
@@ -51,7 +51,7 @@ from fedloom_apps.deploy.messages import (
     reason_in,
 )
 from fedloom_apps.deploy.settings import Deployment
-from fedloom_apps.deploy.wire import Packet, WireError, is_number, unpack
+from fedloom_apps.deploy.wire import Packet, WireError, unpack
 
 POLL = 0.5  # least seconds between looks at who is online
 SPARE = 9  # looks take at most a tenth of the time
@@ -201,7 +201,7 @@ class Deployed(Engine):
             answer = answers[client]
             if answer is None or answer.failure is not None or isinstance(answer.packet, Failure):
                 continue
-            if is_number(value := answer.packet.facts.get("loss_received"), least - SLACK):
+            if is_loss(value := answer.packet.facts.get("loss_received"), self.plan):
                 losses[row] = max(value, least)
         return losses
 
@@ -413,7 +413,7 @@ class Deployed(Engine):
         if {LOSSES, HELD_OUT} & {*asked.do} and (status == "done" or kind is FailureKind.DIVERGED):
             loss = facts.get("loss_received")
             diverged = isinstance(loss, float) and not np.isfinite(loss)
-            if not diverged and not is_number(loss, least_loss(self.plan) - SLACK):
+            if not diverged and not is_loss(loss, self.plan):
                 status, kind, why = "", FailureKind.REFUSED, "the loss in its answer is out of its range"
         if status == "done":
             return None
