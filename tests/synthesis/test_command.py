@@ -105,7 +105,7 @@ def test_images_in_another_range_are_refused_before_they_are_learnt(
         (("judge.every=-1",), "judge.every must be at least 0"),
         (("judge.every=1,2",), "add -m"),
         (("judge.classifier=lenet",), "unknown model 'lenet'"),
-        (("judge.inception=nowhere.pth",), "there is no file of Inception weights"),
+        (("judge.inception=nowhere.pth",), "nowhere.pth cannot be read: "),
         (("judge.augment=[crop,turn]",), "unknown augmentation 'turn'"),
         (("method.per_class=0",), "per_class must be at least 1"),
         (("data=synthetic", "partition=natural", "clients=20"), "energy_cnn"),
