@@ -91,8 +91,23 @@ def test_noise_has_the_stated_scale_once_for_the_sum_and_is_new_every_time() -> 
         total(ClipNoise(clip=bound, noise=z, noise_at="client"), t=t)["second"] - clipped["second"] for t in range(40)
     ]
     assert np.std(local) == pytest.approx(bound * z * 2, rel=0.1)  # of four clients
-    both = total(ClipNoise(clip=bound, noise=z), SecureSum())
-    np.testing.assert_allclose(both["n"], total(ClipNoise(clip=bound, noise=z))["n"], atol=1e-5)
+    both = [total(ClipNoise(clip=bound, noise=z), SecureSum(), t=t)["second"] - clipped["second"] for t in range(40)]
+    assert np.std(both) == pytest.approx(bound * z, rel=0.1)
+
+
+def test_each_question_and_each_uplink_has_noise_of_its_own() -> None:
+    """Sums with the same noise at two scales, or two sums with the same noise, would give the sum away."""
+    exact = plain()["n"]
+
+    def noise(clip: float, question: str) -> np.ndarray:
+        found = Exchange((ClipNoise(clip=clip, noise=1.0),), FACTS, 7, question)(statistics())
+        return (found["n"].numpy() - exact) / clip
+
+    draws = [noise(clip, question) for clip in (1e5, 2e5) for question in ("means", "covariances")]
+    np.testing.assert_array_equal(noise(1e5, "means"), draws[0])
+    for at, one in enumerate(draws):
+        for other in draws[:at]:
+            assert np.abs(one - other).min() > 1e-4
 
 
 def test_what_cannot_cover_them_is_refused_by_name() -> None:

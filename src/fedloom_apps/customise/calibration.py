@@ -161,6 +161,7 @@ class _Uploads(Sequence[dict[str, Tensor]]):
 
 def statistics(trained: TrainedRun, classes: int) -> ClassGaussians:
     """The Gaussians of the training samples of all clients that took part, in the run's server features."""
-    exchange = Exchange(trained.plan.method.uplink, trained.plan.facts, trained.snapshot.server.round)
+    facts, round = trained.plan.facts, trained.snapshot.server.round
+    exchange = Exchange(trained.plan.method.uplink, facts, round, "class covariances")
     exchange.check(trained.plan.local)
     return ClassGaussians.of(**exchange(_Uploads(trained, classes)))

@@ -33,15 +33,20 @@ class Exchange:
         uplinks: the transforms of what leaves a client.
         facts: public facts of the experiment, with the seeds of masks and noise.
         t: the number of the first exchange: that of the first round that was not run, so that nothing is drawn twice.
+        question: what is asked. Other questions, and other uplinks, get noise of their own: the same noise on two sums,
+            or at two scales, could be taken away.
     """
 
     uplinks: Sequence[Uplink]
     facts: Facts
     t: int
+    question: str = ""
 
     def __post_init__(self) -> None:
         self.asked = 0
         """The number of exchanges so far."""
+        seed = rng.key(self.facts.private_seed, f"{self.question}, {self.uplinks}")
+        self.facts = self.facts._replace(noise_seed=seed)
         for uplink in self.uplinks:
             if isinstance(uplink, ClipNoise) and uplink.quantile is not None:
                 raise ConfigError(

@@ -127,7 +127,8 @@ class ClassModels:
         trained = trained.trained if isinstance(trained, RunResult) else trained
         self.trained, self.server, self.shrinkage = trained, trained.server, shrinkage
         uplinks = trained.plan.method.uplink if uplink is None else tuple(uplink)
-        self.total = Exchange(uplinks, trained.plan.facts, trained.snapshot.server.round)
+        question = f"class statistics, shrinkage {shrinkage}"
+        self.total = Exchange(uplinks, trained.plan.facts, trained.snapshot.server.round, question)
 
     @cached_property
     def statistics(self) -> ClassFit:
