@@ -41,8 +41,8 @@ def table(path: Path, **changed: Any) -> str:
     return str(path)
 
 
-def joining(spec: DataSpec, **settings: Any) -> bytes:
-    facts = {"run": "a1", "settings": settings_of(config().values) | settings, "data": vars(spec)}
+def joining(spec: DataSpec, run: str = "a1", **settings: Any) -> bytes:
+    facts = {"run": run, "settings": settings_of(config().values) | settings, "data": vars(spec)}
     return Order(TICKET, ("join",), facts).packed()
 
 
@@ -213,10 +213,11 @@ def test_the_owner_agrees_to_another_specification(tmp_path: Path, capsys: pytes
     node = Node(table(tmp_path / "mine.csv"), home := tmp_path / "state")
     other = replace(TABLE, held_out=0.5)
     before = unpack(node.answer(joining(TABLE))).facts
-    assert unpack(node.answer(joining(other))).facts["code"] == "agreement"
+    assert unpack(node.answer(joining(other, "b2"))).facts["code"] == "agreement"
     assert main(["deploy", "agree", str(home)]) == 0
     assert '"held_out": 0.5' in capsys.readouterr().out
-    after = unpack(node.answer(joining(other))).facts
+    after = unpack(node.answer(joining(other, "b2"))).facts
+    assert unpack(node.answer(joining(other))).facts["code"] == "data"  # of the run that began with other samples
     node.close()
     assert (before["sizes"], after["sizes"]) == ([16, 0, 4], [10, 0, 10])
     assert not (home / OFFERED).exists()
