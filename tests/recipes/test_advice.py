@@ -124,17 +124,22 @@ def test_moml_without_its_vector_is_level(protocol: Any) -> None:
 
 
 def test_all_clients_in_every_round(protocol: Any) -> None:
-    stored = protocol.stored("claims/mnist_iid_all_972")
-    rounds = {}
-    for name in ("FedDyn", "SCAFFOLD", "FedAvg", "FedProx"):
-        curves = protocol.find(stored, f"runs > {name} > * > curves > average/accuracy").values()
-        found = [next(r for r, value in enumerate(curve, 1) if value >= 0.972) for curve in curves]
-        rounds[name] = shown(protocol.mean_error(found, 1, 1))
-    assert (
-        "FedDyn takes {FedDyn} rounds to 97.2 % on MNIST, IID, as many as SCAFFOLD ({SCAFFOLD})".format(**rounds)
-        in PAGE
-    )
-    assert "FedAvg takes {FedAvg} and FedProx {FedProx}".format(**rounds) in PAGE
+    def rounds(file: str, target: float) -> dict[str, str]:
+        """The rounds of each method to a target."""
+        found = {}
+        for name, seeds in protocol.stored(f"claims/{file}")["runs"].items():
+            curves = [run["curves"]["average/accuracy"] for run in seeds.values()]
+            first = [next(r for r, value in enumerate(curve, 1) if value >= target) for curve in curves]
+            found[name] = shown(protocol.mean_error(first, 1, 1))
+        return found
+
+    iid, skewed = rounds("mnist_iid_all_972", 0.972), rounds("mnist_dir6_all_971", 0.971)
+    for text in (
+        "FedDyn takes {FedDyn} rounds to 97.2 % on MNIST, IID, as many as SCAFFOLD ({SCAFFOLD})".format(**iid),
+        "FedAvg takes {FedAvg} and FedProx {FedProx}".format(**iid),
+        "with Dirichlet .6 it takes {FedDyn} rounds to 97.1 %, and SCAFFOLD {SCAFFOLD}".format(**skewed),
+    ):
+        assert text in PAGE
 
 
 def test_two_classes_a_client(protocol: Any) -> None:
@@ -177,7 +182,7 @@ def test_transmissions_of_feddyn(protocol: Any) -> None:
     assert all(isinstance(one, protocol.AtLeast) for one in sent["FedAvg"])
     overview = (ROOT / "docs/reproduction.md").read_text().split("\n| **all**")[0].splitlines()
     rows = [
-        line.split("|")[1:5] for line in overview if re.match(r"\| \[FedDyn on E?MNIST", line) and "1 %" not in line
+        line.split("|")[1:5] for line in overview if re.match(r"\| \[FedDyn on E?MNIST", line) and ", 1 %" not in line
     ]
     reproduced, asked = (sum(int(row[column]) for row in rows) for column in (2, 1))
     assert f"{reproduced} of {asked} published comparisons are reproduced" in PAGE
