@@ -45,7 +45,7 @@ class Exchange:
     def __post_init__(self) -> None:
         self.asked = 0
         """The number of exchanges so far."""
-        seed = rng.key(self.facts.private_seed, f"{self.question}, {self.uplinks}")
+        seed = rng.torch_seed(self.facts.private_seed, f"{self.question}, {self.uplinks}")
         self.facts = self.facts._replace(noise_seed=seed)
         for uplink in self.uplinks:
             if isinstance(uplink, ClipNoise) and uplink.quantile is not None:
