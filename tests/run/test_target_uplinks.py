@@ -31,7 +31,7 @@ def statistics(clients: int = 4) -> list[dict[str, torch.Tensor]]:
 
 
 def total(*uplinks: Uplink, t: int = 7) -> dict[str, np.ndarray]:
-    return {name: value.numpy() for name, value in Exchange(uplinks, FACTS, t)(statistics()).items()}
+    return {name: value.numpy() for name, value in Exchange(uplinks, FACTS, t, "sums")(statistics()).items()}
 
 
 def plain() -> dict[str, np.ndarray]:
@@ -70,7 +70,7 @@ def test_a_clipped_client_counts_for_less_and_its_means_stay() -> None:
         scaled.append({name: value.numpy() * bound / norm for name, value in one.items()})
     for name in plain():
         np.testing.assert_allclose(found[name], np.sum([one[name] for one in scaled], axis=0), rtol=1e-12)
-    alone = ClassSums(**Exchange((ClipNoise(clip=bound, noise=0.0),), FACTS, 0)(statistics(1))).discriminant()
+    alone = ClassSums(**Exchange((ClipNoise(clip=bound, noise=0.0),), FACTS, 0, "sums")(statistics(1))).discriminant()
     whole = ClassSums(**statistics(1)[0]).discriminant()
     np.testing.assert_allclose(alone.means, whole.means, rtol=1e-12)
     np.testing.assert_allclose(alone.factor, whole.factor, rtol=1e-9)
@@ -82,7 +82,7 @@ def test_noise_has_the_stated_scale_once_for_the_sum_and_is_new_every_time() -> 
     draws = [total(ClipNoise(clip=bound, noise=z), t=t)["second"] - clipped["second"] for t in range(40)]
     assert np.std(draws) == pytest.approx(bound * z, rel=0.1)
     assert len({float(one[0]) for one in draws}) == 40
-    exchange = Exchange((ClipNoise(clip=bound, noise=z),), FACTS, 0)
+    exchange = Exchange((ClipNoise(clip=bound, noise=z),), FACTS, 0, "sums")
     first, second = exchange(statistics())["n"], exchange(statistics())["n"]
     assert not torch.equal(first, second)
     assert exchange.is_private
@@ -112,11 +112,11 @@ def test_each_question_and_each_uplink_has_noise_of_its_own() -> None:
 
 def test_what_cannot_cover_them_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="'clip_noise' adapts its bound to updates"):
-        Exchange((ClipNoise(quantile=0.5),), FACTS, 0)
+        Exchange((ClipNoise(quantile=0.5),), FACTS, 0, "sums")
     with pytest.raises(ConfigError, match="'clip_noise' has no bound for 'target/n'; give one in bounds"):
         total(ClipNoise(bounds={"update": 1.0}))
     with pytest.raises(ConfigError, match="'secure_sum' refuses the statistics: target/n is too large for a ring"):
-        Exchange((SecureSum(48),), FACTS, 0)([{"n": torch.full((2,), 1e9, dtype=torch.float64)}])
+        Exchange((SecureSum(48),), FACTS, 0, "sums")([{"n": torch.full((2,), 1e9, dtype=torch.float64)}])
 
 
 @pytest.fixture(scope="module")

@@ -40,7 +40,7 @@ class Exchange:
     uplinks: Sequence[Uplink]
     facts: Facts
     t: int
-    question: str = ""
+    question: str
 
     def __post_init__(self) -> None:
         self.asked = 0
