@@ -70,6 +70,18 @@ def drawn(place: Path, value: int) -> None:
     Image.fromarray(np.full((8, 8, 3), value, np.uint8)).save(place)
 
 
+def test_images_for_validation_are_dealt_to_the_clients(tmp_path: Path) -> None:
+    for value, part in enumerate(("train", "valid")):
+        for kind in ("cat", "dog"):
+            for number in range(4):
+                drawn(tmp_path / part / kind / f"{number}.png", 100 * value)
+    federation = build_federation(resolve([f"data=folder:{tmp_path}", "data.size=8", "partition=iid", "clients=2"]))
+    assert len(federation.validation.index.rows) == 8
+    assert not federation.train.arrays.x.any()
+    assert federation.validation.arrays.x.all()
+    assert not len(federation.test)  # clients are evaluated on training images that they hold out
+
+
 def test_folders_of_clients_hold_those_of_their_classes(tmp_path: Path) -> None:
     """Clients may lack classes; which images are whose is told by their grey, client by client."""
     for k, (client, kind) in enumerate(
@@ -78,17 +90,18 @@ def test_folders_of_clients_hold_those_of_their_classes(tmp_path: Path) -> None:
         for i in range(3):
             drawn(tmp_path / "train" / client / kind / f"{i}.png", 10 * k + i)
         drawn(tmp_path / "test" / client / kind / "0.png", 10 * k + 5)
+        drawn(tmp_path / "val" / client / kind / "0.png", 10 * k + 7)
     words = [f"data=folder:{tmp_path}", "data.size=8", "held_out=natural"]
     federation = build_federation(resolve([*words, "data.by_client=true"]))
     assert federation.names == ("ann", "bob", "eve")
     assert federation.train.arrays.names == ("cat", "dog", "fox")
-    for split, greys in ((federation.train, range(3)), (federation.held_out, [5])):
+    for split, greys in ((federation.train, range(3)), (federation.held_out, [5]), (federation.validation, [7])):
         for client, owned in enumerate([{0: 0, 1: 2}, {2: 1, 3: 0}, {4: 2}]):
             mine = split.client(client)
             told = {(round(255 * float(x.mean())), int(y)) for x, y in zip(mine.x, mine.y, strict=True)}
             assert told == {(10 * k + i, kind) for k, kind in owned.items() for i in greys}
     with pytest.raises(FedLoomError, match=r"contain folders; if .* set data\.by_client=true"):
         build_federation(resolve([*words, "partition=iid"]))
-    drawn(tmp_path / "test" / "eve" / "yak" / "0.png", 1)
-    with pytest.raises(FedLoomError, match="test has the class 'yak', which train has not"):
+    drawn(tmp_path / "val" / "eve" / "yak" / "0.png", 1)
+    with pytest.raises(FedLoomError, match="val has the class 'yak', which train has not"):
         build_federation(resolve([*words, "data.by_client=true"]))

@@ -560,12 +560,17 @@ def numbers(array: Tensor | np.ndarray, what: str) -> Tensor:
     return array
 
 
+PARTS = {"train": "train", "test": "test", "val": "validation", "valid": "validation", "validation": "validation"}
+"""The folders of a set that is divided already, and which split each of them is."""
+
+
 @sources.register
 def folder(path: str | Path, size: Count = 64, crop: bool = True, by_client: bool = False) -> Source:
-    """Images by class in folders: ``train/CLASS/*.png`` and ``test/CLASS/*.png``, or ``CLASS/*.png`` for no test set.
+    """Images by class in folders: ``CLASS/*.png``, or ``train/CLASS/*.png`` with ``test/…`` and ``val/…`` if there are.
 
-    With ``by_client`` there is a folder of classes for each natural client: ``train/CLIENT/CLASS/*.png`` and, for what
-    is tested, ``test/CLIENT/CLASS/*.png``, or ``CLIENT/CLASS/*.png``. A client may lack classes.
+    With ``by_client`` there is a folder of classes for each natural client, ``CLIENT/CLASS/*.png`` or
+    ``train/CLIENT/CLASS/*.png``, with ``test/…`` and ``val/…`` alike. A client may lack classes. Images in ``val``
+    (or ``valid``, ``validation``) are for validation.
 
     Images are decoded once, one after the other, to float32 in 0..1, and kept beside the originals in a memory-mapped
     ``fedloom-*.npy`` (12 · size² bytes each); only what is used is read, so that the set may be larger than memory.
@@ -579,22 +584,21 @@ def folder(path: str | Path, size: Count = 64, crop: bool = True, by_client: boo
     home = Path(path).expanduser().resolve()
     if not home.is_dir():
         raise DataError(f"there is no folder {home}.")
-    pools = [home / part for part in ("train", "test") if (home / part).is_dir()]
-    if not pools or pools[0].name != "train":
-        pools = [home]
-    listings = [listed(pool, by_client) for pool in pools]
-    names = sorted(set(listings[0].classes))
-    if strange := sorted(set(listings[-1].classes) - set(names)):
-        raise DataError(f"{home}: test has the class {strange[0]!r}, which train has not.")
-    splits = []
-    for pool, images in zip(pools, listings, strict=True):
+    parts = {split: home / name for name, split in PARTS.items() if (home / name).is_dir()}
+    pools = parts if "train" in parts else {"train": home}
+    listings = {split: listed(pool, by_client) for split, pool in pools.items()}
+    names = sorted(set(listings["train"].classes))
+    splits: dict[str, Arrays] = {}
+    for split, images in listings.items():
+        if strange := sorted(set(images.classes) - set(names)):
+            raise DataError(f"{home}: {pools[split].name} has the class {strange[0]!r}, which train has not.")
         y = torch.from_numpy(np.searchsorted(names, images.classes).astype(np.int64))
-        splits.append(Arrays(decoded(images.paths, pool, size, crop), y, len(names), tuple(names)))
-    train, ids = splits[0], [images.clients for images in listings]
-    test = splits[1] if len(splits) > 1 else Arrays(train.x[:0], train.y[:0], len(names), tuple(names))
+        splits[split] = Arrays(decoded(images.paths, pools[split], size, crop), y, len(names), tuple(names))
+    splits.setdefault("test", splits["train"].take(np.arange(0)))
     settings = {"path": str(home), "size": size, "crop": crop} | ({"by_client": True} if by_client else {})
-    clients = natural_clients(ids[0], ids[1] if len(ids) > 1 else None) if by_client else {}
-    return Source(home.name, train, test, "not stated", "", settings=settings, **clients)
+    ids = {split: images.clients for split, images in listings.items()}
+    clients = natural_clients(ids["train"], ids.get("test"), validation=ids.get("validation")) if by_client else {}
+    return Source(home.name, **splits, licence="not stated", citation="", settings=settings, **clients)
 
 
 class Listed(NamedTuple):
