@@ -201,6 +201,11 @@ def test_no_model_of_a_client_is_made_where_parts_are_linear(drift: Drift, monke
     assert not run.failures
 
 
+def test_the_loss_of_a_base_class_is_not_reported_for_that_of_a_subclass() -> None:
+    assert OWN["plain"].test_loss is not None
+    assert OWN["own loss"].test_loss is None  # evaluations report the cross entropy under its own name
+
+
 def test_what_a_class_declares_about_a_hook_does_not_hold_for_that_of_a_subclass() -> None:
     assert CrossEntropy.is_cross_entropy
     assert not Flat.is_cross_entropy

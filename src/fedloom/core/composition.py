@@ -171,7 +171,7 @@ class Composition:
         None if no term has one, for example because the loss needs a teacher or the client's label counts; evaluations
         then report the cross entropy under its own name.
         """
-        terms = [term for term in self.objective if type(term).test_loss is not Term.test_loss]
+        terms = [term for term in self.objective if term.has_test_loss()]
         if len(terms) == 1:
             return terms[0].test_loss  # pyright: ignore[reportReturnType]
 
@@ -185,7 +185,7 @@ class Composition:
     def data_terms(self) -> tuple[Term, ...]:
         """The terms that learn from the data, wherever they stand; the first one with a loss if none says so."""
         losses = [term for _, term in self.hooks["loss"]]
-        found = [term for term in losses if term.learns or type(term).test_loss is not Term.test_loss]
+        found = [term for term in losses if term.learns or term.has_test_loss()]
         return tuple(found or losses[:1])
 
     @cached_property

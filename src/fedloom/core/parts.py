@@ -274,9 +274,24 @@ class Term(Part):
     ) -> Float[Tensor, "B ..."] | Float[Tensor, ""] | None:
         """Return the loss that evaluations report for outputs and targets: per sample or position, or for all at once.
 
-        None if the term adds nothing to the reported loss, such as a regulariser or a term that needs the round.
+        None if the term adds nothing to the reported loss, such as a regulariser or a term that needs the round. A
+        class that overrides ``loss`` does not inherit it.
         """
         return None
+
+    @classmethod
+    def has_test_loss(cls) -> bool:
+        """Whether evaluations report its ``test_loss``, which belongs to its ``loss``, not to one of a base class.
+
+        >>> from fedloom.parts.objectives import CrossEntropy
+        >>> class Own(CrossEntropy):
+        ...     def loss(self, out, batch, ctx):
+        ...         return out.logits.square().mean(1)
+        >>> CrossEntropy.has_test_loss(), Own.has_test_loss()
+        (True, False)
+        """
+        owner = next(kind for kind in cls.__mro__ if "loss" in vars(kind) or "test_loss" in vars(kind))
+        return "test_loss" in vars(owner) and owner is not Term
 
 
 @dataclass(frozen=True)

@@ -326,7 +326,7 @@ def check_targets(method: Method, arrays: Arrays, out: Tensor, metrics: Sequence
     if kind == TRUTHS and not fits(TRUTHS, y):
         raise ConfigError(f"the model has 1 output, but the data have {arrays.classes} classes.")
     for term in method.objective:
-        if type(term).test_loss is not Term.test_loss:
+        if term.has_test_loss():
             try_loss(term, out, y[: len(out)].to(out.device))
     if kind == CLASSES and probabilities(out) and any(term.is_cross_entropy for term in method.objective):
         warnings.warn(

@@ -46,7 +46,7 @@ def upload_forms(workspace: Workspace) -> Forms | None:
 
 def least_loss(plan: ClientPlan) -> float:
     """The least loss that a client can have: 0 where the objective is never negative, or the mixing requires that."""
-    never = all(isinstance(term, NEVER_NEGATIVE) for term in plan.method.objective)
+    never = all(type(term) in NEVER_NEGATIVE for term in plan.method.objective)
     return 0.0 if never or plan.method.mixing.weighs_losses else -LARGEST_LOSS
 
 
