@@ -111,8 +111,8 @@ class Card:
                 print(f"failed: {job.place}: {error}", flush=True)
                 continue
             name = at.file.name
-            self.results[name] = merged(self.results[name], at.run, at.seed, record) | {"machine": machine(directory)}
-            store(at.file, self.results[name])
+            added = merged(self.results[name], at.run, at.seed, record) | {"machine": machine(directory)}
+            self.results[name] = store(at.file, added)
             print(f"ended {job.place} after {record['rounds']} rounds", flush=True)
 
     def partial(self) -> None:

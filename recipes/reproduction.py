@@ -62,7 +62,8 @@ decide it.
 The *gain* is the margin by which a claim holds, negative where it does not. A claim can be decided if data, scale and
 settings are the published ones, no run excluded more than 5 % of its updates, and there are at least {seeds} seeds (or
 draws of the data; {target_seeds} for rounds to a target, which curves near their plateau cross by chance).
-The 95 % interval of the mean gain (Student's t, paired by seed) then decides:
+The 95 % interval of the mean gain (Student's t, paired by seed) then decides; seeds that were added because enough of
+them decided nothing are a further look at the data, and the interval has 95 % for all looks together (Bonferroni):
 
 - *reproduced*: it lies above 0;
 - *only the order reproduced*: it lies above 0, but below half the published gain;
@@ -98,7 +99,7 @@ OPEN = """A claim is a file of [recipes/claims](../recipes/claims): published fi
 decide them, and what is measured. `fedloom claim next` prints the commands, and `fedloom claim check DIR --store`
 verifies run directories, whoever made them, runs their first rounds again, and adds those that fit to the results from
 which this page is made ([how](claims.md)). The most promising for their time come first.
-Fix the number of seeds before the first result: intervals are not corrected for looks on the way.
+Check all seeds at once: adding some to those that decided nothing counts as one look more, which widens the interval.
 """
 
 
@@ -180,7 +181,7 @@ def comparisons(judged: Iterable[tuple[Claim, Evidence]]) -> list[tuple[Claim, E
 def is_firm(claim: Claim, found: Evidence, claims: int) -> bool:
     """Whether an interval with Bonferroni's correction for so many claims would decide a decided claim likewise."""
     gain, least = found.gain, published_gain(claim) / 2
-    half = float(stdtrit(gain["seeds"] - 1, 1 - 0.025 / claims)) * gain["se"]
+    half = float(stdtrit(gain["seeds"] - 1, 1 - 0.025 / (claims * found.looks))) * gain["se"]
     if found.verdict is Verdict.NOT_REPRODUCED:
         return gain["mean"] + half < max(least, 0.0)
     return gain["mean"] > half and (found.verdict is not Verdict.ORDER or gain["mean"] + half < least)

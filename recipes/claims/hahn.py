@@ -25,6 +25,12 @@ RESPLITS = (
 OTHER_START = {clients: f"L is .2 T (MM) and .4 T (LM), and {theirs} in the authors' scripts"
                for clients, theirs in ((100, ".4 and .6 T"), (50, ".6 and .8 T"))}  # fmt: skip
 
+
+def looks(data: str, name: str) -> int:
+    """How often AAggFF in another algorithm was judged: on Heart first on 30 of the 190 splits, but for FedProx."""
+    return 1 + (data == "heart_published" and not name.startswith("FedProx"))
+
+
 RESULTS: dict[str, Result] = {
     "superfed/table_2_3": Result("SuPerFed on MNIST, two classes a client (Hahn)", "", [
         *claims("table 2.3", "500 clients: {}, λ chosen by validation, is ahead of {}",
@@ -44,7 +50,7 @@ RESULTS: dict[str, Result] = {
         *(Claim("table 2.3", f"{clients} clients: {ours}, λ by test images as published, is ahead of {says}",
                 f"runs > {clients} > {ours} > * > as published > mean > -1",
                 tuple(f"runs > {clients} > {name} > * > validation > mean > -1" for name in rivals), published,
-                differs=OTHER_START.get(clients, ""), scripts=True, on_test=True, **PERCENT)
+                differs=OTHER_START.get(clients, ""), scripts=True, on_test=True, looks=1 + (clients == 500), **PERCENT)
           for clients, ours, says, rivals, published in (
               (500, "SuPerFed-MM", "all rivals run here", PERSONAL, "99.24 : 98.98"),
               (500, "SuPerFed-MM", "APFL", ("APFL",), "99.24 : 98.98"),
@@ -60,20 +66,22 @@ RESULTS: dict[str, Result] = {
         *claims("table 2.3", "500 clients: {} is ahead of {}", "runs > 500 > {} > * > validation > mean > -1",
                 ("APFL", "FedAvg", "98.98 : 96.04"), ("APFL", "FedPer", "98.98 : 98.67"),
                 ("APFL", "Ditto", "98.98 : 97.20"), ("FedPer", "FedAvg", "98.67 : 96.04"),
-                ("FedRep", "Ditto", "97.94 : 97.20"), ("FedAvg", "pFedMe", "96.04 : 81.96"), scripts=True, **PERCENT),
+                ("FedRep", "Ditto", "97.94 : 97.20"), ("FedAvg", "pFedMe", "96.04 : 81.96"), scripts=True, looks=2,
+                **PERCENT),
         *claims("table 2.3", "100 clients: {} is ahead of {}", "runs > 100 > {} > * > validation > mean > -1",
                 ("FedPer", "FedAvg", "99.14 : 89.78"), ("FedRep", "FedAvg", "99.04 : 89.78"),
                 ("APFL", "FedAvg", "99.19 : 89.78"), ("APFL", "FedPer", "99.19 : 99.14"),
                 ("APFL", "Ditto", "99.19 : 97.13"), ("FedRep", "Ditto", "99.04 : 97.13"),
                 ("FedAvg", "pFedMe", "89.78 : 82.48"), scripts=True, **PERCENT),
         *claims("table 2.3", "500 clients: {}, λ = .5, is ahead of {}", "runs > 500 > {} > * > validation > mean > -1",
-                ("SuPerFed-MM", PERSONAL, "99.24 : 98.98"), differs="λ .5, not the best on test images", **PERCENT),
+                ("SuPerFed-MM", PERSONAL, "99.24 : 98.98"), differs="λ .5, not the best on test images", looks=2,
+                **PERCENT),
     ], "Here every client of every method holds out a tenth of its training images for choosing λ, which the paper "
        "does not mention. With 500 clients, seeds 3 and 4 were added because the first three did not "
-       "decide the first claim; the 97.5 % interval, which allows for two looks at the data, is +.11 to +.64. That "
-       "each client takes its own best λ is how the authors' code evaluates; the thesis states no rule for this "
-       "table, and speaks of the best averaged accuracy elsewhere. With one λ for all clients (figure 2.5, three "
-       "seeds, those whose local model was trained) SuPerFed-MM is not ahead of FedPer: -.18 ± .11."),
+       "decide the first claim. That each client takes its own best λ is how the authors' code evaluates; the thesis "
+       "states no rule for this table, and speaks of the best averaged accuracy elsewhere. With one λ for all clients "
+       "(figure 2.5, three seeds, those whose local model was trained) SuPerFed-MM is not ahead of FedPer: "
+       "-.18 ± .11."),
     "superfed/longer/table_2_3": Result("SuPerFed's rivals on MNIST (Hahn)", "150 of 500 rounds", [
         *claims("table 2.3", "100 clients: {} is more accurate than {}", "runs > 100 > {} > * > validation > mean > -1",
                 ("APFL", "FedAvg", "99.19 : 89.78"), ("APFL", "FedPer", "99.19 : 99.14"), **PERCENT),
@@ -145,9 +153,11 @@ RESULTS: dict[str, Result] = {
     ]),
     "fair/silo": Result("Fair methods across silos: Heart (Hahn)", "", [
         *claims("table 3.10", "Heart: {} has a higher worst AUROC than {}",
-                "data > heart_published > runs > {} > * > worst10", ("AAggFF", "FedAvg", "66.56 : 65.22"), **PERCENT),
+                "data > heart_published > runs > {} > * > worst10", ("AAggFF", "FedAvg", "66.56 : 65.22"), looks=2,
+                **PERCENT),
         *claims("table 3.10", "Heart: {} has a higher AUROC, weighted by samples, than {}",
-                "data > heart_published > runs > {} > * > weighted", ("AAggFF", "FedAvg", "85.04 : 84.42"), **PERCENT),
+                "data > heart_published > runs > {} > * > weighted", ("AAggFF", "FedAvg", "85.04 : 84.42"), looks=2,
+                **PERCENT),
     ], RESPLITS),
     "fair/as_coded": Result("AAggFF-S as coded: Heart (Hahn)", "", [
         claim for words, of, published in (
@@ -155,22 +165,22 @@ RESULTS: dict[str, Result] = {
             ("Heart: {} has a higher AUROC, weighted by samples, than {}", "weighted", "85.04 : 84.42"))
         for claim in (
             *claims("table 3.10", words, f"runs > {{}} > * > {of}", ("AAggFF, as coded", "FedAvg", published),
-                    scripts=True, **PERCENT),
+                    scripts=True, looks=2, **PERCENT),
             *claims("table 3.10", words, f"runs > {{}} > * > {of}", ("AAggFF, as coded", "AAggFF", "-"),
-                    differs="the thesis has no figures of its equations", **PERCENT))
+                    differs="the thesis has no figures of its equations", looks=2, **PERCENT))
     ], "As coded: p starts at 1, αI is inside the Hessian, the cross term is left out. " + RESPLITS),
     "fair/device": Result("Fair methods across devices (Hahn)", "MNIST by writer and Fashion-MNIST", [
         claim for data in ("mnist_writers", "fashion_dirichlet") for claim in (
             *claims("table 3.7", data + ": {} has a higher worst 10 % than {}",
                     f"data > {data} > runs > {{}} > * > worst10", ("AAggFF", "FedAvg", "56.71 : 55.76 (CelebA)"),
-                    ("AAggFF", DEVICES, "14.54 : 11.19 (SpeechCommands)"), **PERCENT),
+                    ("AAggFF", DEVICES, "14.54 : 11.19 (SpeechCommands)"), looks=2, **PERCENT),
             *claims("table 3.7", data + ": {} has a lower Gini coefficient than {}",
                     f"data > {data} > runs > {{}} > * > gini", ("AAggFF", "FedAvg", "7.54 : 7.86 (CelebA)"),
-                    lower=True, **PERCENT),
+                    lower=True, looks=2, **PERCENT),
             *claims("table 3.9", data + ": {} has a smaller gap ΔAG than {}", f"data > {data} > runs > {{}} > *",
                     ("AAggFF", "FedAvg", "43.29 : 44.25 (CelebA)"),
                     ("AAggFF", DEVICES, "85.46 : 88.81 (SpeechCommands)"),
-                    measure=lambda run, _: run["best10"] - run["worst10"], lower=True, **PERCENT))
+                    measure=lambda run, _: run["best10"] - run["worst10"], lower=True, looks=2, **PERCENT))
     ], "The published ΔAG are the best 10 % of table 3.7 less its worst 10 %, and so are ours. All best 10 % are at "
        "100 %, so that the rows of ΔAG repeat those of the worst 10 %."),
     "fair/plug_and_play": Result("AAggFF in other algorithms (Hahn)", "", [
@@ -184,14 +194,15 @@ RESULTS: dict[str, Result] = {
         for name, published in rows
         for claim in claims("table 3.10", words.format(name.partition(",")[0]),
                             f"data > {data} > runs > {name} > {{}} > * > worst10",
-                            ("with", "alone", published), differs=differs.get(name, ""), **PERCENT)
+                            ("with", "alone", published), differs=differs.get(name, ""), looks=looks(data, name),
+                            **PERCENT)
     ] + [
         claim for name, published in (("FedProx, as published", "85.04 : 84.48"), ("FedAdam", "84.84 : 84.34"),
                                       ("FedYogi", "84.86 : 84.29"), ("FedAdagrad", "85.09 : 84.61"))
         for claim in claims("table 3.10",
                             f"Heart: {name.partition(',')[0]} {{}} AAggFF has a higher weighted AUROC than {{}}",
                             f"data > heart_published > runs > {name} > {{}} > * > weighted",
-                            ("with", "alone", published), **PERCENT)
+                            ("with", "alone", published), looks=looks("heart_published", name), **PERCENT)
     ], RESPLITS),
     "fair/responses": Result("Response transformations (Hahn)", "Heart and MNIST by writer, not Berka and Reddit", [
         claim for data, cdf in (("heart", "normal"), ("mnist_writers", "weibull"))

@@ -251,7 +251,7 @@ WRONG = {
 @pytest.mark.parametrize(("changes", "says"), WRONG.values(), ids=WRONG)
 def test_a_claim_file_is_data(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as told:
-        read_claim(write(tmp_path, **changes))
+        _ = read_claim(write(tmp_path, **changes)).complete
     assert says in str(told.value)
     assert str(told.value).count("\n") == 0
 
@@ -347,6 +347,9 @@ MALFORMED = {
     "no minutes": {"runs": {"fast": {"0": {key: RECORD[key] for key in RECORD if key != "minutes"}}}},
     "a text for a number": {"runs": {"fast": {"0": RECORD | {"curves": {"global/accuracy": ["high"]}}}}},
     "no such curve": {"runs": {"fast": {"0": RECORD | {"curves": {}}}}},
+    "looks without bound": {"runs": {}, "looks": 10**9},
+    "looks of another kind": {"runs": {}, "looks": "two"},
+    "a part of a look": {"runs": {}, "looks": 1.5},
 }
 
 
@@ -427,6 +430,37 @@ def test_a_run_that_diverged_has_no_last_figure_and_costs_may_be_less_than_fedav
     (diverged,) = found["curves"]["global/accuracy"]
     run = RECORD | {"curves": {"global/accuracy": [0.5, None, diverged, None]}}
     assert (isnan(Figure()(run, {})), Figure("best")(run, {})) == (True, 0.5)
+
+
+def seeds(**accuracies: list[float]) -> dict[str, Any]:
+    """Results of runs, a seed for each accuracy."""
+    curves = {run: [RECORD | {"curves": {"global/accuracy": [one]}} for one in of] for run, of in accuracies.items()}
+    return {"runs": {run: {str(seed): one for seed, one in enumerate(of)} for run, of in curves.items()}}
+
+
+def test_seeds_added_for_want_of_a_verdict_are_a_further_look(cli: Cli, tmp_path: Path) -> None:
+    unknown = {"slow": None, "fast": None}
+    file = read_claim(write(tmp_path, claims=[CLAIM["claims"][0] | {"figures": unknown, "digits": 1}]))
+    claims = file.path.parent
+
+    def verdict() -> tuple[int, Verdict, str]:
+        ((_, judged),) = file.judged(file.results())
+        assert judged is not None
+        return file.results()["looks"], judged.verdict, judged.reason
+
+    fast = [0.9, 0.88, 0.83, 0.93]
+    store(file, seeds(fast=fast[:2], slow=[0.8, 0.8]))
+    store(file, seeds(fast=fast[:3], slow=[0.8] * 3))  # two seeds were too few to be judged
+    assert verdict() == (1, Verdict.SEEDS, "the interval contains 0; about 5 seeds would decide")
+    store(file, seeds(fast=fast[:3], slow=[0.8] * 3))  # nothing new
+    assert verdict()[0] == 1
+    train(cli, claims, "fast", 3, "runs/a")
+    out = cli("claim", "check", "runs/a", "--claims", "claims", "--replay", "0").out
+    assert "needs more seeds" in out
+    store(file, seeds(fast=fast, slow=[0.8] * 4))  # +1.8 to +15.2 at 95 %, -0.3 to +17.3 at 97.5 %
+    assert verdict()[:2] == (2, Verdict.SEEDS)
+    assert "interval for 2 looks contains 0" in verdict()[2]
+    assert "for 2 looks" in cli("claim", "list", "steps", "--claims", "claims").out
 
 
 def test_what_others_store_meanwhile_stays(cli: Cli, claims: Path) -> None:

@@ -62,10 +62,19 @@ def test_three_seeds_by_hand(protocol: ModuleType) -> None:
     """Gains 1, 2, 3: mean 2, s.e. 1 / √3, t(.975, 2) = 4.3027, so that the interval is 2 ± 2.484 and contains 0."""
     found = protocol.evidence(claim(protocol), stored(A=[1, 2, 3], B=[0, 0, 0]))
     assert (found.gain["low"], found.gain["high"]) == pytest.approx((-0.4841, 4.4841), abs=1e-4)
-    assert (found.verdict, found.reason) == ("needs more seeds", "the interval contains 0; about 4 seeds would decide")
+    assert (found.verdict, found.reason) == ("needs more seeds", "the interval contains 0; about 5 seeds would decide")
     nearer = protocol.evidence(claim(protocol), stored(A=[2, 2, 3], B=[0, 0, 0]))  # 2.333 ± 4.3027 / 3
     assert (nearer.gain["low"], nearer.gain["high"]) == pytest.approx((0.8991, 3.7676), abs=1e-4)
     assert nearer.verdict == "reproduced"
+
+
+def test_a_further_look_by_hand(protocol: ModuleType) -> None:
+    """Gains 1, 2, 3, 2: mean 2, s.e. .8165 / 2, t(.9875, 3) = 4.1765: 2 ± 1.705; three seeds were looked at once."""
+    again = protocol.evidence(claim(protocol, looks=2), stored(A=[1, 2, 3, 2], B=[0] * 4))
+    assert (again.gain["low"], again.gain["high"]) == pytest.approx((0.2950, 3.7050), abs=1e-4)
+    assert (again.verdict, again.reason) == ("reproduced", "interval for 2 looks above 0")
+    first = stored(A=[1, 2, 3], B=[0, 0, 0])
+    assert protocol.evidence(claim(protocol, looks=2), first) == protocol.evidence(claim(protocol), first)
 
 
 def test_a_gain_that_is_far_smaller_than_published(protocol: ModuleType) -> None:
@@ -209,7 +218,7 @@ def test_the_page_counts_every_claim_once_and_links_to_its_section(
     reproduction: ModuleType, protocol: ModuleType
 ) -> None:
     def given(verdict: Any, reason: str) -> Any:
-        return None, protocol.Evidence("", "", "", {}, "", "", verdict, reason)
+        return None, protocol.Evidence("", "", "", {}, "", "", verdict, reason, 1)
 
     kinds, otherwise = protocol.Verdict, protocol.Verdict.OTHERWISE
     found = [given(kind, "interval above 0") for kind in (kinds.REPRODUCED, kinds.SCRIPTS, kinds.ON_TEST)]

@@ -18,7 +18,7 @@ from fedloom.base.settings import flatten
 from fedloom.cli.verify import line_about, problem, runs_and_rounds
 from fedloom.experiment.console import duration, make_console, plural, print_raw, relpath
 from fedloom.experiment.rundir import RunDirectory
-from fedloom_apps.claims.register import ClaimFile, fit, merged, of_run, open_work, read_claims, store
+from fedloom_apps.claims.register import ClaimFile, fit, looked_at, merged, of_run, open_work, read_claims, store
 from fedloom_apps.claims.rule import difference
 
 ACTIONS = ("list", "next", "check")
@@ -57,6 +57,7 @@ def listed(files: Sequence[ClaimFile], named: bool) -> Iterator[str]:
     for file in files:
         title = f"{file.name}: {file.title}"
         if named:
+            _ = file.complete  # refuses what `fedloom run` would; of all files that takes seconds
             yield title + (f"; differs: {file.differs}" if file.differs else "")
             yield from verdicts(file, file.results())
         else:
@@ -120,7 +121,8 @@ def check(words: Sequence[str], files: Sequence[ClaimFile], arguments: argparse.
         except FedLoomError as error:
             code, message = WRONG, f"no evidence: {error}"
         print_raw(console, line_about(run, message))
-    for name, stored in results.items():
+    for name, added in results.items():
+        stored = looked_at(known[name], added, known[name].results())
         print_raw(console, f"{name}: {known[name].title}")
         for line in verdicts(known[name], stored):
             print_raw(console, line)

@@ -26,7 +26,8 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain, islice
 from math import inf, isnan, nan
 from pathlib import Path
@@ -61,6 +62,7 @@ OPENING = ("path", "network", "weights", "pretrained", "file", "repository")
 """Parameters of data sets and models that read what they name; those that have one cannot be in a claim."""
 ELSEWHERE = ("root", "download")
 """Settings of published data that say where they are read from."""
+LOOKS = 1000
 PARTS = ("settings", "runs", "cases", "minutes")
 SIZE, PAIRS, LONG = 1 << 16, 1000, 400
 MARKS = set("<|`[]\\")
@@ -83,7 +85,6 @@ class ClaimFile:
         scripts: whether they follow the authors' scripts where these differ from the text.
         note: a remark.
         path: of the file.
-        complete: by run, all settings, flat, without those that say how it is computed.
     """
 
     name: str
@@ -95,7 +96,16 @@ class ClaimFile:
     scripts: bool = False
     note: str = ""
     path: Path = Path()
-    complete: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @cached_property
+    def complete(self) -> Mapping[str, Mapping[str, Any]]:
+        """By run, all settings, flat, without those that say how it is computed.
+
+        Raises:
+            ConfigError: if ``fedloom run`` would refuse them, as far as that shows without data.
+        """
+        with claim_file(self.path):
+            return {name: _complete(self.words(name)) for name in self.runs}
 
     @property
     def metrics(self) -> list[str]:
@@ -108,11 +118,13 @@ class ClaimFile:
         return self.path.parent / "results" / f"{self.name}.json"
 
     def results(self) -> dict[str, Any]:
-        """Its stored results; without runs if there are none."""
+        """Its stored results: ``runs``, and ``looks``, how often seeds were judged; without runs if there are none."""
         if not self.stored.exists():
-            return {"runs": {}}
+            return {"runs": {}, "looks": 1}
         with refusing(f"{str(self.stored)!r} cannot be read as results", ConfigError):
             content = json.loads(readable(self.stored).read_text())
+            if content.setdefault("looks", 1) not in range(1, LOOKS):
+                raise ValueError(f"looks must be a whole number from 1 to {LOOKS - 1}")
             for record in (record for seeds in content["runs"].values() for record in seeds.values()):
                 curves = (record["curves"][metric] for metric in self.metrics)
                 values = [record[key] for key in ("rounds", "cost", "left_out", "minutes")]
@@ -128,7 +140,7 @@ class ClaimFile:
         """Its claims with the evidence of results; None where one of the runs is missing altogether."""
         pairs: list[tuple[Claim, Evidence | None]] = []
         for one in self.claims:
-            claim = one.claim(self.differs, self.scripts)
+            claim = replace(one.claim(self.differs, self.scripts), looks=results.get("looks", 1))
             is_run = all(results["runs"].get(name) for name in (one.ours, one.other))
             pairs.append((claim, evidence(claim, results) if is_run else None))
         return pairs
@@ -165,11 +177,18 @@ def read_claim(path: Path) -> ClaimFile:
     Raises:
         ConfigError: if it is not what a claim file must be; the sentence begins with its name.
     """
-    try:
+    with claim_file(path):
         if readable(path).is_file() and path.stat().st_size > SIZE:
             raise ConfigError(f"it has more than {SIZE:,} bytes.")
+        return _checked(path, read(path))
+
+
+@contextmanager
+def claim_file(path: Path) -> Iterator[None]:
+    """Begin the sentences about the content of a claim file with its name."""
+    try:
         with refusing("its content", ConfigError):
-            return _checked(path, read(path))
+            yield
     except (ConfigError, DataError) as error:
         raise ConfigError(f"{str(path)!r} is not a claim file: {error}") from error
 
@@ -216,11 +235,10 @@ def _checked(path: Path, content: Mapping[str, Any]) -> ClaimFile:
             raise ConfigError(f"minutes.{name} must be the minutes that one seed of {name} takes.")
     if not isinstance(content.get("scripts", False), bool):
         raise ConfigError("scripts must be true or false.")
-    file = ClaimFile(
+    return ClaimFile(
         path.stem, content["title"], made, claims, takes, str(content.get("differs") or ""),
         content.get("scripts", False), str(content.get("note") or ""), path,
     )  # fmt: skip
-    return replace(file, complete={name: _complete(file.words(name)) for name in made})
 
 
 def _complete(words: Sequence[str]) -> dict[str, Any]:
@@ -370,17 +388,34 @@ def merged(results: Mapping[str, Any], run: str, seed: str, record: Mapping[str,
     return {**results, "runs": runs}
 
 
-def store(file: ClaimFile, results: Mapping[str, Any]) -> None:
-    """Write a claim file's results beside it, one run a line; what others have stored meanwhile stays."""
+def looked_at(file: ClaimFile, results: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """Results with one look more than before, if they have further seeds for a claim that enough did not decide."""
+    added = {run for run, seeds in results["runs"].items() if seeds.keys() - before["runs"].get(run, {}).keys()}
+    again = any(
+        judged is not None and judged.gain["seeds"] >= one.seeds and judged.verdict is Verdict.SEEDS
+        for one, (_, judged) in zip(file.claims, file.judged(before), strict=True)
+        if {one.ours, one.other} & added
+    )
+    return {**results, "looks": before["looks"] + again}
+
+
+def store(file: ClaimFile, results: Mapping[str, Any]) -> dict[str, Any]:
+    """Write a claim file's results beside it, one run a line; what others have stored meanwhile stays.
+
+    Returns what is stored, with one look more if there are further seeds for a claim that enough did not decide.
+    """
     refuse_link(file.stored.parent, "fedloom claim check --store")
     file.stored.parent.mkdir(exist_ok=True)
     lock = Lock(file.stored.parent)
     try:
-        runs = dict(file.results()["runs"])
+        before = file.results()
+        runs = dict(before["runs"])
         for run, seeds in results["runs"].items():
             runs[run] = {**runs.get(run, {}), **seeds}
-        text = json.dumps({**results, "runs": runs}, separators=(",", ":")).replace("},", "},\n")
+        content = looked_at(file, {**results, "runs": runs}, before)
+        text = json.dumps(content, separators=(",", ":")).replace("},", "},\n")
         write_whole(file.stored, f"{text}\n".encode())
+        return content
     finally:
         lock.release()
 
@@ -426,7 +461,9 @@ def open_work(
                 continue
             seeds, chance = one.seeds, 0.5
             if judged is not None and judged.gain["seeds"] >= one.seeds:
-                seeds = deciding(judged.gain, published_gain(claim)) if judged.verdict is Verdict.SEEDS else 0
+                seeds = (
+                    deciding(judged.gain, published_gain(claim), judged.looks) if judged.verdict is Verdict.SEEDS else 0
+                )
                 chance = float(seeds > 0)
             if chance:
                 worth += one.importance * chance

@@ -16,6 +16,9 @@ A claim says that one method is better than another: a sentence of a paper, or t
   the same unit;
 - *not reproduced* if the interval lies below zero, or contains zero and lies below half the published gain.
 
+Seeds that were added because the first ones did not decide are a further look at the data, and each look could take
+chance for a difference: the interval is one of 95 % for all ``looks`` together (Bonferroni).
+
 Where one method is said to be ahead of several, each of them is judged, and the least favourable verdict counts.
 
 A run that did not reach its target counts with what it had spent when it ended, which bounds the gain from one side: a
@@ -34,7 +37,7 @@ from typing import Any
 from scipy.special import stdtrit
 
 from fedloom.base.ranges import each
-from fedloom.metrics.curves import paired
+from fedloom.metrics.curves import LEVEL, paired
 
 MOST = 0.05
 """The share of updates that a run may exclude; beyond it, its figures are not those of the method."""
@@ -83,7 +86,8 @@ class Claim:
     lies above zero (an intersection–union test, which needs no correction for their number). One that has no number
     in some seed counts only if all others have none, too. ``measure`` reads the figure of a run,
     ``cost`` what the run sent or kept. ``lower``: smaller figures are better. ``differs``: what differs from the
-    publication. Fewer than ``seeds`` seeds cannot decide. ``entry`` says which of several others an index is.
+    publication. Fewer than ``seeds`` seeds cannot decide; ``looks`` says how often seeds were judged: one more each
+    time that some were added for want of a verdict. ``entry`` says which of several others an index is.
     ``on_test``: our figure is the best on test images over the values of a setting, as the authors' code has it.
     """
 
@@ -100,6 +104,7 @@ class Claim:
     scripts: bool = False
     cost: tuple[Measure, str] | None = None
     seeds: int = SEEDS
+    looks: int = 1
     entry: Callable[[int], str] = "entry {}".format
     on_test: bool = False
 
@@ -116,6 +121,7 @@ class Evidence:
     cost: str
     verdict: Verdict
     reason: str
+    looks: int
 
     @property
     def kind(self) -> str:
@@ -161,25 +167,27 @@ def judge(
     needed: int = SEEDS,
     published: float = 0.0,
     without: int = 0,
+    looks: int = 1,
 ) -> tuple[Verdict, str]:
     """The verdict by this module's rule, and the reason.
 
     ``gain`` comes from ``paired``; ``at_least`` and ``at_most`` say that some of its differences are bounds; fewer than
     ``needed`` seeds cannot decide. ``published`` is the published gain, 0 if unknown; ``without`` is the number of
-    seeds without a difference; a ``left_out`` of 1 or more is a count of updates, whose share is unknown.
+    seeds without a difference; a ``left_out`` of 1 or more is a count of updates, whose share is unknown. The interval
+    allows for all ``looks``.
 
     >>> judge({"mean": 2.0, "low": 1.6, "high": 2.4, "seeds": 3})
     (<Verdict.REPRODUCED: 'reproduced'>, 'interval above 0')
     >>> judge({"mean": 2.0, "low": float("nan"), "high": float("nan"), "seeds": 1})
     (<Verdict.SEEDS: 'needs more seeds'>, '1 seed; the difference has the claimed sign')
     >>> judge({"mean": 0.5, "low": -0.2, "high": 1.2, "seeds": 5, "se": 0.25})
-    (<Verdict.SEEDS: 'needs more seeds'>, 'the interval contains 0; about 8 seeds would decide')
+    (<Verdict.SEEDS: 'needs more seeds'>, 'the interval contains 0; about 10 seeds would decide')
     >>> judge({"mean": 0.1, "low": -0.2, "high": 0.4, "seeds": 5}, published=1.0)
     (<Verdict.NOT_REPRODUCED: 'not reproduced'>, 'the interval contains 0 and lies below half the published gain')
     >>> judge({"mean": 0.2, "low": 0.1, "high": 0.3, "seeds": 5}, published=1.0)
     (<Verdict.ORDER: 'only the order reproduced'>, 'interval above 0, but below half the published gain')
     """
-    seeds = int(gain["seeds"])
+    seeds, interval = int(gain["seeds"]), "interval" if looks == 1 else f"interval for {looks} looks"
     above = seeds >= needed and gain["low"] > 0 and not at_most
     below = seeds >= needed and gain["high"] < 0 and not at_least
     small = seeds >= needed and gain["high"] < published / 2 and not (at_least or at_most)
@@ -190,16 +198,16 @@ def judge(
     if without:
         return Verdict.OTHERWISE, f"{without} of {seeds + without} seeds have no difference"
     if above and small and not differs:
-        return Verdict.ORDER, "interval above 0, but below half the published gain"
+        return Verdict.ORDER, f"{interval} above 0, but below half the published gain"
     if above and not differs:
         less = published and gain["high"] < published and not at_least
         beside = "; less than published" if less else "; more than published" if gain["low"] > published > 0 else ""
         kind = Verdict.ON_TEST if on_test else Verdict.SCRIPTS if scripts else Verdict.REPRODUCED
-        return kind, f"interval above 0{beside}"
+        return kind, f"{interval} above 0{beside}"
     if below and not differs:
-        return Verdict.NOT_REPRODUCED, "interval below 0"
+        return Verdict.NOT_REPRODUCED, f"{interval} below 0"
     if none and not differs:
-        return Verdict.NOT_REPRODUCED, "the interval contains 0 and lies below half the published gain"
+        return Verdict.NOT_REPRODUCED, f"the {interval} contains 0 and lies below half the published gain"
     if seeds < needed:
         sign = (
             "has the claimed sign" if gain["mean"] > 0 else "has the opposite sign" if gain["mean"] < 0 else "is zero"
@@ -210,27 +218,28 @@ def judge(
     elif above or below:
         here = HOLDS if above else OPPOSITE
     else:
-        here = "the interval contains 0" if gain["low"] <= 0 <= gain["high"] else "the gain is only a bound"
+        here = f"the {interval} contains 0" if gain["low"] <= 0 <= gain["high"] else "the gain is only a bound"
     if differs:
         return Verdict.OTHERWISE, f"{differs}; {here}"
     if here == "the gain is only a bound":
         return Verdict.OTHERWISE, f"{here}, since runs ended before the target"
-    return Verdict.SEEDS, here + (f"; about {n} seeds would decide" if (n := deciding(gain, published)) else "")
+    return Verdict.SEEDS, here + (f"; about {n} seeds would decide" if (n := deciding(gain, published, looks)) else "")
 
 
-def deciding(gain: Mapping[str, float], published: float = 0.0) -> int:
-    """The number of seeds with which the interval would decide if mean and spread stayed; 0: unknown, or over 1000.
+def deciding(gain: Mapping[str, float], published: float = 0.0, looks: int = 1) -> int:
+    """The number of seeds with which a further look would decide if mean and spread stayed; 0: unknown, or over 1000.
 
     It decides where it lies on one side of 0, or below half the published gain.
 
     >>> deciding({"mean": 1.0, "se": 1.0, "seeds": 4}), deciding({"mean": 0.0, "se": 1.0, "seeds": 4}, published=4.0)
-    (18, 7)
+    (24, 9)
     """
     if not gain.get("se", 0.0) > 0:
         return 0
     spread = gain["se"] * gain["seeds"] ** 0.5
     apart = max(abs(gain["mean"]), published / 2 - gain["mean"] if published else 0.0)
-    return next((n for n in range(SEEDS, 1001) if stdtrit(n - 1, 0.975) * spread / n**0.5 < apart), 0)
+    level = 1 - (1 - LEVEL) / (2 * (looks + 1))
+    return next((n for n in range(SEEDS, 1001) if stdtrit(n - 1, level) * spread / n**0.5 < apart), 0)
 
 
 def evidence(claim: Claim, results: Mapping[str, Any], differs: str = "") -> Evidence:
@@ -247,7 +256,8 @@ def _against(claim: Claim, results: Mapping[str, Any], path: str, differs: str) 
     seeds = [s for s in ours if s in rivals and not (isinstance(ours[s], AtLeast) and isinstance(rivals[s], AtLeast))]
     both = [s for s in ours if s in rivals] or [*ours]
     scale = (-1 if claim.lower else 1) * claim.unit
-    gain = paired({s: scale * ours[s] for s in seeds}, {s: scale * rivals[s] for s in seeds})
+    looks = max(1, min(claim.looks, 1 + len(seeds) - claim.seeds))  # no further look without a further seed
+    gain = paired({s: scale * ours[s] for s in seeds}, {s: scale * rivals[s] for s in seeds}, looks)
     late = [any(isinstance(v[s], AtLeast) for s in seeds) for v in (ours, rivals)]
     at_least, at_most = reversed(late) if claim.lower else late
     lost = [*dropped(results, claim.ours), *dropped(results, path)]
@@ -255,7 +265,7 @@ def _against(claim: Claim, results: Mapping[str, Any], path: str, differs: str) 
     verdict, reason = judge(
         gain, differs=claim.differs or differs, scripts=claim.scripts, on_test=claim.on_test, left_out=share,
         at_least=at_least, at_most=at_most, needed=claim.seeds, published=published_gain(claim),
-        without=len(both) - int(gain["seeds"]),
+        without=len(both) - int(gain["seeds"]), looks=looks,
     )  # fmt: skip
     return Evidence(
         ours=figure({s: ours[s] for s in both}, claim),
@@ -267,6 +277,7 @@ def _against(claim: Claim, results: Mapping[str, Any], path: str, differs: str) 
         if claim.cost else "-",
         verdict=verdict,
         reason=reason,
+        looks=looks,
     )  # fmt: skip
 
 
