@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -461,6 +463,34 @@ def test_seeds_added_for_want_of_a_verdict_are_a_further_look(cli: Cli, tmp_path
     assert verdict()[:2] == (2, Verdict.SEEDS)
     assert "interval for 2 looks contains 0" in verdict()[2]
     assert "for 2 looks" in cli("claim", "list", "steps", "--claims", "claims").out
+
+
+def test_a_run_that_diverged_is_evidence_without_a_figure(cli: Cli, claims: Path) -> None:
+    from fedloom.experiment.rundir import checksums
+
+    for run in ("fast", "slow"):
+        train(cli, claims, run, 0, f"runs/{run}")
+    run = Path("runs/fast")
+    record, summary = (json.loads((run / name).read_text()) for name in ("metrics.jsonl", "summary.json"))
+    record["global/accuracy"] = summary["final"]["global/accuracy"] = None
+    (run / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+    (run / "summary.json").write_text(json.dumps(summary | {"checksums": checksums(run)}))
+    for _ in range(2):  # the second time its figures are known
+        code, out, _ = cli("claim", "check", "runs", "--claims", "claims", "--replay", "0", "--store")
+        assert (code, "in place of other" in out) == (0, False)
+        assert "0 seeds, gain -: 1 of 1 seeds cannot be compared (no number, or neither" in out
+
+
+def test_results_are_stored_though_nobody_reads_what_is_printed(cli: Cli, claims: Path) -> None:
+    train(cli, claims, "fast", 0, "runs/a")
+    reading, writing = os.pipe()
+    os.close(reading)
+    program = [sys.executable, "-c", "import sys; from fedloom.cli import main; sys.exit(main())"]
+    words = ["claim", "check", "runs/a", "--claims", "claims", "--replay", "0", "--store"]
+    done = subprocess.run([*program, *words], stdout=writing, stderr=subprocess.PIPE, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert (claims / "results/steps.json").is_file()
 
 
 def test_what_others_store_meanwhile_stays(cli: Cli, claims: Path) -> None:

@@ -125,11 +125,17 @@ def test_other_settings_lost_updates_and_scripts(protocol: ModuleType) -> None:
 
 def test_seeds_without_a_difference_are_not_passed_over(protocol: ModuleType) -> None:
     found = protocol.evidence(claim(protocol), stored(A=[2, 2, 3, 2], B=[0, 0, 0, float("nan")]))
-    assert (found.verdict, found.reason) == ("not run as published", "1 of 4 seeds have no difference")
+    assert (found.verdict, found.reason) == (
+        "not run as published",
+        "1 of 4 seeds cannot be compared (no number, or neither run reached the target)",
+    )
     late = protocol.AtLeast(100)
     unreached = claim(protocol, lower=True, measure=lambda score, _: late if score is None else score)
     found = protocol.evidence(unreached, stored(A=[10, 11, 12, None], B=[90, 91, 92, None]))
-    assert (found.verdict, found.reason) == ("not run as published", "1 of 4 seeds have no difference")
+    assert (found.verdict, found.reason) == (
+        "not run as published",
+        "1 of 4 seeds cannot be compared (no number, or neither run reached the target)",
+    )
 
 
 def test_a_lead_over_several_must_hold_over_each(protocol: ModuleType) -> None:

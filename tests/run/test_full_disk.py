@@ -235,7 +235,7 @@ def test_results_are_shown_where_their_page_cannot_be_written(cli: Cli, monkeypa
     monkeypatch.setattr("fedloom_apps.report.render.write_whole", full)
     done = cli("run", "-q", "data=digits", "clients=3", "rounds=1", "model=logistic", "method=fedavg", "out=there")
     assert (done.code, "run directory: there" in done.out) == (2, True)
-    assert done.err.startswith("fedloom: report: the report cannot be written to there/")
+    assert done.err.startswith("fedloom: report: the report there/report.html cannot be written: No space")
     assert cli("verify", "there").out == "there: as recorded\n"
 
 
@@ -250,4 +250,4 @@ def test_what_went_wrong_is_told_though_nobody_reads_the_results(cli: Cli, tmp_p
     program = [sys.executable, "-c", "import sys; from fedloom.cli import main; sys.exit(main())"]
     done = subprocess.run([*program, "run", "-q", "resume=there"], stdout=writing, stderr=subprocess.PIPE, check=False)
     os.close(writing)
-    assert (done.returncode, b"report cannot be written to there" in done.stderr) == (2, True)
+    assert (done.returncode, b"report there/report.html cannot be written" in done.stderr) == (2, True)

@@ -230,11 +230,11 @@ def test_an_existing_run_is_not_overwritten(copy: Path) -> None:
 
 def test_a_path_that_is_a_file_and_a_folder_that_is_no_run(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="exists already"):
+    with pytest.raises(CheckpointError, match=r"file exists already; choose another out=\.$"):
         run(work(), tmp_path / "file")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").write_text("mine")
-    with pytest.raises(CheckpointError, match="exists already"):
+    with pytest.raises(CheckpointError, match=r"other exists already; choose another out=\.$"):
         run(work(), tmp_path / "other")
     with pytest.raises(CheckpointError, match=r"not a run directory: it has no config\.yaml"):
         run(work(), tmp_path / "other", resume=True)

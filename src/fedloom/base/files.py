@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import platform
@@ -68,15 +69,24 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
 @contextmanager
 def writing(what: object, kind: type[FedLoomError] = DataError) -> Iterator[None]:
-    """Raise an error of this kind if the block cannot write, ``what`` in its sentence."""
+    """Raise an error of this kind if the block cannot write, ``what`` in its sentence.
+
+    >>> with writing("a.png"):
+    ...     raise OSError(errno.EROFS, "Read-only file system")
+    Traceback (most recent call last):
+    ...
+    fedloom.base.errors.DataError: a.png cannot be written: Read-only file system; choose another place.
+    """
     try:
         yield
     except OSError as error:
-        raise kind(
-            f"{what} cannot be written: {error.strerror or error}; make room for it, or choose another place."
-        ) from error
+        room = "make room for it, or " if error.errno in FULL else ""
+        raise kind(f"{what} cannot be written: {error.strerror or error}; {room}choose another place.") from error
 
 
 def mapped(file: BinaryIO, dtype: DTypeLike, shape: tuple[int, ...]) -> np.memmap:

@@ -43,13 +43,13 @@ from fedloom.experiment.console import (
     print_raw,
     relpath,
     show_warnings,
+    silence_stdout,
     warnings_of,
 )
-from fedloom.experiment.rundir import RunDirectory, Status
+from fedloom.experiment.rundir import PLAN, RunDirectory, Status
 from fedloom.experiment.trainer import refuse_lost_config
 from fedloom.rounds.exchange import Failure
 
-PLAN = "sweep.yaml"
 FIRST, LAST = "# The runs of a sweep; the last line is '# end'.\n", "# end\n"
 
 
@@ -367,12 +367,14 @@ class Command:
             finally:
                 traces.print()
             failed += self.show([*([] if arguments.json else [console]), *log], batch, arguments.verbose)
-            if arguments.json:
-                with ignoring_lost_output(console):
-                    print_raw(console, json.dumps([*self._summaries(batch)], indent=1))
         for label, error in failed:
             trace = f"\n{error.trace}" if arguments.debug and isinstance(error, ClientError) and error.trace else ""
             print(f"fedloom: {label}: {error}{trace}", file=sys.stderr)
+        if arguments.json:
+            try:
+                print_raw(console, json.dumps([*self._summaries(batch)], indent=1))
+            except BrokenPipeError:  # the exit code is still of interest
+                silence_stdout()
         return 2 if failed else 0
 
     def _hints(self, named: set[str], batch: RunPlan, shared: Shared) -> Iterator[str]:

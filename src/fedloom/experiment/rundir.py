@@ -34,6 +34,7 @@ from fedloom.experiment import atomic
 from fedloom.experiment.atomic import Lock
 
 Record = Mapping[str, Any]
+PLAN = "sweep.yaml"  # in a folder of runs: their settings
 EVIDENCE = ("config.yaml", "metrics.jsonl", "model.safetensors")
 """The settings with the revision of the code, the records, and the final model, of which a summary has checksums."""
 
@@ -259,7 +260,9 @@ class RunDirectory:
             ways = "choose another out="
             if self.is_begun and not Lock.may_be_held(self.path) and not self.metrics():
                 ways = f"no round of its run is on record: remove it, {ways}"
-            raise CheckpointError(f"{self.path} exists already; {ways}, or continue it with resume={self.path}.")
+            if self.is_begun or (self.path / PLAN).is_file():
+                ways += f", or continue it with resume={self.path}"
+            raise CheckpointError(f"{self.path} exists already; {ways}.")
 
     @property
     def is_begun(self) -> bool:

@@ -16,7 +16,7 @@ from fedloom.base.checks import one_of
 from fedloom.base.errors import CheckpointError, ConfigError, FedLoomError, nearest
 from fedloom.base.settings import flatten
 from fedloom.cli.verify import line_about, problem, runs_and_rounds
-from fedloom.experiment.console import duration, make_console, plural, print_raw, relpath
+from fedloom.experiment.console import duration, ignoring_lost_output, make_console, plural, print_raw, relpath
 from fedloom.experiment.rundir import RunDirectory
 from fedloom_apps.claims.register import ClaimFile, fit, looked_at, merged, of_run, open_work, read_claims, store
 from fedloom_apps.claims.rule import difference
@@ -116,17 +116,20 @@ def check(words: Sequence[str], files: Sequence[ClaimFile], arguments: argparse.
             if rounds:
                 message += f"; {min(rounds, record['rounds'])} of {record['rounds']} rounds reproduced bit for bit"
             before = stored["runs"].get(at.run, {}).get(at.seed)
-            if before is not None and before["curves"] != record["curves"]:
+            if before is not None and str(before["curves"]) != str(record["curves"]):  # NaN differs from itself
                 message += ", in place of other figures of this seed"
         except FedLoomError as error:
             code, message = WRONG, f"no evidence: {error}"
-        print_raw(console, line_about(run, message))
+        with ignoring_lost_output(console):
+            print_raw(console, line_about(run, message))
     for name, added in results.items():
         stored = looked_at(known[name], added, known[name].results())
-        print_raw(console, f"{name}: {known[name].title}")
-        for line in verdicts(known[name], stored):
-            print_raw(console, line)
         if arguments.store:
             store(known[name], stored)
-            print_raw(console, f"stored: {relpath(known[name].stored)}")
+        with ignoring_lost_output(console):
+            print_raw(console, f"{name}: {known[name].title}")
+            for line in verdicts(known[name], stored):
+                print_raw(console, line)
+            if arguments.store:
+                print_raw(console, f"stored: {relpath(known[name].stored)}")
     return code

@@ -196,7 +196,8 @@ def judge(
         lost = f"{left_out:.0%} of the updates" if left_out < 1 else f"{left_out:.0f} updates (share unknown)"
         return Verdict.OTHERWISE, f"{lost} were excluded"
     if without:
-        return Verdict.OTHERWISE, f"{without} of {seeds + without} seeds have no difference"
+        why = "no number, or neither run reached the target"
+        return Verdict.OTHERWISE, f"{without} of {seeds + without} seeds cannot be compared ({why})"
     if above and small and not differs:
         return Verdict.ORDER, f"{interval} above 0, but below half the published gain"
     if above and not differs:
@@ -311,11 +312,13 @@ def mean_error(values: Collection[float], scale: float = 1.0, digits: int = 1) -
 
 
 def difference(gain: Mapping[str, float], digits: int = 1) -> str:
-    """The result of ``paired`` as all pages print it: mean ± standard error (95 % interval).
+    """The result of ``paired`` as all pages print it: mean ± standard error (95 % interval); ``-`` without seeds.
 
     >>> difference(paired({1: 3.0, 2: 4.0, 3: 5.0}, {1: 2.0, 2: 2.0, 3: 2.0}))
     '+2.0 ± 0.6 (-0.5 to +4.5)'
     """
+    if not gain["seeds"]:
+        return "-"
     shown = f"{gain['mean']:+.{digits}f}"
     if gain["seeds"] > 1:
         shown += f" ± {gain['se']:.{digits}f} ({gain['low']:+.{digits}f} to {gain['high']:+.{digits}f})"
@@ -325,8 +328,7 @@ def difference(gain: Mapping[str, float], digits: int = 1) -> str:
 def gained(ours: Mapping[str, float], other: Mapping[str, float], scale: float = 1.0, digits: int = 1) -> str:
     """The margin by which one method's figures exceed another's, paired by seed; ``-`` without a common seed."""
     first, second = ({seed: scale * value for seed, value in one.items()} for one in (ours, other))
-    found = paired(first, second)
-    return difference(found, digits) if found["seeds"] else "-"
+    return difference(paired(first, second), digits)
 
 
 def spent(cost: Measure, results: Mapping[str, Any], path: str) -> str:

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 
 from fedloom.base.errors import ConfigError, printable
-from fedloom.cli.command import PLAN
 from fedloom.config.schema import read
 from fedloom.experiment.atomic import Lock
 from fedloom.experiment.console import (
@@ -23,7 +22,7 @@ from fedloom.experiment.console import (
     print_raw,
     relpath,
 )
-from fedloom.experiment.rundir import RunDirectory, Status
+from fedloom.experiment.rundir import PLAN, RunDirectory, Status
 
 SECONDS = 3.0
 """Seconds between two checks of watched runs."""

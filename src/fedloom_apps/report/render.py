@@ -14,7 +14,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from fedloom.base.errors import FedLoomError
-from fedloom.base.files import readable
+from fedloom.base.files import readable, writing
 from fedloom.experiment.atomic import refuse_link, write_whole
 from fedloom_apps.report.tables import ReportTable
 
@@ -63,13 +63,9 @@ def write(path: Path, content: bytes | str) -> Path:
     """Write a file of a report atomically, creating its folder if necessary."""
     if path.parent.name in ("figures", "tables"):
         refuse_link(path.parent, "a report")
-    try:
+    with writing(f"the report {path}", FedLoomError):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, as_bytes(content), alone=False)  # --watch is another
-    except OSError as error:
-        raise FedLoomError(
-            f"the report cannot be written to {path}: {error.strerror or error}; make room, or choose another --out."
-        ) from error
     return path
 
 
