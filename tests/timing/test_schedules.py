@@ -75,7 +75,7 @@ def test_time_runs_forward_and_no_client_overlaps_itself(schedule: Schedule) -> 
         assert set(step.in_flight) == {s for s in received if len(taken.get(s, ())) < len(received[s])}
 
 
-@pytest.mark.parametrize("schedule", [OverSelect(0.0), Deadline(1e9), Buffered()], ids=repr)
+@pytest.mark.parametrize("schedule", [OverSelect(0.0), Deadline(1.0), Buffered()], ids=repr)
 def test_schedules_that_wait_for_everyone_are_rounds(schedule: Schedule) -> None:
     equal = replace(world(), seconds=lambda clients, version: np.ones(len(clients)))
     for one, other, _ in zip(schedule.steps(equal), Rounds().steps(equal), range(30), strict=False):
@@ -84,10 +84,11 @@ def test_schedules_that_wait_for_everyone_are_rounds(schedule: Schedule) -> None
 
 
 def test_late_clients_and_their_cost() -> None:
-    for step in steps(OverSelect(0.5)):
-        assert (~step.late).sum() == 10
-        assert len(step.clients) == 15
-        assert (step.end[step.late] == step.clock).all()
+    for fraction, size, invited in ((0.5, 10, 15), (0.1, 100, 110)):  # 100 · (1 + .1) is rounded to above 110
+        for step in steps(OverSelect(fraction), 20, clients=5 * size, size=size):
+            assert (~step.late).sum() == size
+            assert len(step.clients) == invited
+            assert (step.end[step.late] == step.clock).all()
     some = [step.late.any() for step in steps(Deadline(2.0))]
     assert any(some)
     assert not all(some)
@@ -216,6 +217,9 @@ def test_a_run_on_record_gives_its_model_again(schedule: Schedule, tmp_path: Pat
     assert_same_state(go("scaffold", schedule=replay, cohort=4, rounds=8).snapshot, first.snapshot)
     with pytest.raises(ConfigError, match="has 8 rounds, fewer than the run; set rounds=8"):
         go("scaffold", schedule=replay, cohort=4, rounds=9)
+    found = list(islice(replay.steps(world()), 8))
+    for t, step in enumerate(found):  # what later steps take is in flight, and nothing else
+        assert set(step.in_flight) == {s for later in found[t + 1 :] for s in later.versions.tolist() if s <= t}
     table = tmp_path / "table.csv"
     for rows, words in (
         ("1,0,0\n3,1,0", "every round"), ("1,0,0\n1e18,1,0", "every round"), ("1,99,0", "do not exist"),

@@ -82,6 +82,9 @@ def test_slow_clients_are_held_back_and_losses_are_followed() -> None:
     utility = Oort(exploration=0.0).scores(same)
     assert (np.diff(utility) <= 1e-12).all()
     assert utility[-1] < utility[0] / 2
+    known = past(losses=np.linspace(2, 0.1, CLIENTS))
+    utility = known.sizes * known.losses * np.minimum(1, 3 / known.seconds) ** 2  # 3 is the quartile of 1 ... 9
+    np.testing.assert_allclose(Oort(quantile=0.25).scores(known), 0.1 / CLIENTS + 0.9 * utility / utility.sum())
     assert ByLoss().scores(past())[0] == 2 - (2 - 0.1) / 11  # a client without a loss has the largest one
 
 
