@@ -83,7 +83,7 @@ class Page:
         links = ", ".join(f"[{words}](../{page})" for words, page in self.more.items())
         return (
             f"# {self.title}\n\n![{self.title}]({self.image})\n\n```{language}\n{self.code.strip()}\n```\n\n"
-            f"{NUMBER.sub(value, ' '.join(self.text.split()))}\n\nFigures are of a single seed. "
+            f"{NUMBER.sub(value, ' '.join(self.text.split()))}\n\nNumbers are from one seed. "
             f"More: {links}.\n"
         )
 
@@ -122,8 +122,8 @@ for method in ("fedavg", "local", "fedper"):
     fl.run(method, clients, "mlp", rounds=20, evaluation=own, out=f"runs/{method}")
 """,
         """
-        Every client has images of two digits, and is tested on these. From left to right are the worst to the best
-        client: with one model for all they reach {fedavg:clients/accuracy/mean} on average, with a shared body and a
+        Every client has images of two digits, and is tested on these. Clients are sorted from the worst to the
+        best: with one model for all they reach {fedavg:clients/accuracy/mean} on average, with a shared body and a
         head of their own {fedper:clients/accuracy/mean}. But two digits are easy to tell apart: clients that train
         alone, on some 60 images, reach {local:clients/accuracy/mean}, so always compare with that.
         """,
@@ -144,7 +144,7 @@ for method in ("superfed_mm", "superfed_lm"):
 """,
         """
         A client has the server's model w and a model v of its own, and may use any mixture (1 − λ)w + λv. SuPerFed
-        trains both so that all models between them are good, with one λ for the whole network (mm) or one a layer (lm):
+        trains both so that all models between them are good, with one λ for the whole network (mm) or one per layer (lm):
         at λ = .5 clients reach {superfed_mm:lambda/0.5/accuracy/mean} and {superfed_lm:lambda/0.5/accuracy/mean}, with
         v alone {superfed_mm:lambda/1/accuracy/mean} and {superfed_lm:lambda/1/accuracy/mean}.
         """,
@@ -336,8 +336,8 @@ def index() -> str:
     """The page of all pages."""
     cells = [f"[![{page.title}]({page.image})]({page.name}.md)<br>[{page.title}]({page.name}.md)" for page in PAGES]
     rows = [" | ".join(cells[at : at + 3]) for at in range(0, len(cells), 3)]
-    head = "# Gallery\n\nEach picture is a page: the code that draws it, and what it shows. "
-    head += "All run in seconds, and figures are of a single seed.\n\n"
+    head = "# Gallery\n\nEach picture links to a page with the code that draws it, and what it shows. "
+    head += "All run in seconds, and numbers are from one seed.\n\n"
     return head + "| | | |\n|---|---|---|\n" + "".join(f"| {row} |\n" for row in rows)
 
 

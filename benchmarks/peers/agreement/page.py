@@ -83,16 +83,16 @@ def page(found: dict[str, Any]) -> str:
 `{found["command"]}` runs one small federation through FedLoom and through the classes of other frameworks, each
 installed from PyPI into an environment of its own: five clients with 6 to 15 samples, five rounds, float64, the same
 first model, cohorts and mini-batches. The digits that agree are -log₁₀(max |Δ| / max |θ|), over the server's last model
-and over what clients keep to themselves. Four numbers are of four situations: {situations}.
-One number, or a range, is of all four.
+and over what clients keep. Four numbers are for four situations: {situations}.
+A single number or range is for all four.
 
-Of {len(rows)} comparisons of {methods} methods, {same} agree to at least {AGREED:.0f} digits as they are, and {after}
-more after the named change; rounding alone leaves 14 to 16. Settings that a framework has, such as weights by samples,
-are set alike. Causes are departures from the equations of the papers, or choices that papers leave open. No code of
-these frameworks is part of FedLoom. What they do was seen by running the versions below; others may differ.
+Of {len(rows)} comparisons of {methods} methods, {same} agree to at least {AGREED:.0f} digits unchanged, and {after} more after the named
+change; rounding alone leaves 14 to 16 digits. Settings that a framework has, such as weights by samples, are the same
+on both sides. The causes are departures from the equations of the papers, or choices that the papers leave open. No
+code of these frameworks is part of FedLoom. What they do was observed with the versions below; others may differ.
 
 {table(found)}
 
-Run on {found["date"]}: FedLoom (torch {torch}), {", ".join(versions)}. The command ends with an error if anything
-differs that `benchmarks/peers/agreement/rows.py` does not explain, or explains in vain.{rest}
+Run on {found["date"]}: FedLoom (torch {torch}), {", ".join(versions)}. The command ends with an error if a
+difference is not explained in `benchmarks/peers/agreement/rows.py`, or an explained one does not occur.{rest}
 """
