@@ -144,9 +144,9 @@ for method in ("superfed_mm", "superfed_lm"):
 """,
         """
         A client has the server's model w and a model v of its own, and may use any mixture (1 − λ)w + λv. SuPerFed
-        trains both so that all models between them are good, with one λ for the whole network (mm) or one per layer (lm):
-        at λ = .5 clients reach {superfed_mm:lambda/0.5/accuracy/mean} and {superfed_lm:lambda/0.5/accuracy/mean}, with
-        v alone {superfed_mm:lambda/1/accuracy/mean} and {superfed_lm:lambda/1/accuracy/mean}.
+        trains both so that all models between them are good, with one λ for the whole network (mm) or one per layer
+        (lm): at λ = .5 clients reach {superfed_mm:lambda/0.5/accuracy/mean} and {superfed_lm:lambda/0.5/accuracy/mean},
+        with v alone {superfed_mm:lambda/1/accuracy/mean} and {superfed_lm:lambda/1/accuracy/mean}.
         """,
         "lambda.svg",
         {"personal models": "personal.md"},
