@@ -87,9 +87,10 @@ and over what clients keep. Four numbers are for four situations: {situations}.
 A single number or range is for all four.
 
 Of {len(rows)} comparisons of {methods} methods, {same} agree to at least {AGREED:.0f} digits unchanged, and
-{after} more after the named change; rounding alone leaves 14 to 16 digits. Settings that a framework has, such as weights
-by samples, are the same on both sides. The causes are departures from the equations of the papers, or choices that the papers leave open. No
-code of these frameworks is part of FedLoom. What they do was observed with the versions below; others may differ.
+{after} more after the named change; rounding alone leaves 14 to 16 digits. Settings that a framework has, such as
+weights by samples, are the same on both sides. The causes are departures from the equations of the papers, or choices
+that the papers leave open. No code of these frameworks is part of FedLoom. What they do was observed with the versions
+below; others may differ.
 
 {table(found)}
 
