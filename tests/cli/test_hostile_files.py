@@ -38,6 +38,15 @@ def test_a_plan_that_says_nothing_of_a_run(about: str, cli: Cli, tmp_path: Path)
     assert "does not describe run 'a'" in err
 
 
+def test_settings_of_a_plan_that_this_version_does_not_have_are_told_apart_from_typed_ones(
+    cli: Cli, tmp_path: Path
+) -> None:
+    (tmp_path / "sweep.yaml").write_text("a: {label: a, config: {method: fedavg, colour: red}}\n")
+    err = cli("run", "resume=.").err
+    assert err.startswith("fedloom: sweep.yaml, perhaps of another version of FedLoom: unknown key 'colour'")
+    assert cli("run", "resume=.", "engine.colour=red").err == err
+
+
 def test_a_run_of_a_sweep_that_has_lost_its_configuration_is_told(cli: Cli, tmp_path: Path) -> None:
     words = ("method=fedavg,fedprox", "clients=2", "rounds=1", "model=logistic")
     assert cli("run", "-q", "-m", *words, "out=sweep").code == 0

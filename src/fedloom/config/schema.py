@@ -25,7 +25,7 @@ from fedloom.base.settings import (
 from fedloom.config.overrides import PATHS, Key, ParsedOverride, combinations, parse
 from fedloom.config.sections import Choice, Record, Section, Tree, merge
 from fedloom.experiment.checkpoint import located
-from fedloom.experiment.rundir import PROVENANCE, RunDirectory
+from fedloom.experiment.rundir import PLAN, PROVENANCE, RunDirectory
 
 DEPLOYED = "deploy"  # the key that only deployments have
 Condition = Callable[[Mapping[str, Any]], bool]
@@ -153,10 +153,13 @@ class CommandSchema:
 
     def settings_of(self, directory: Path) -> dict[str, Any]:
         """Every key with its value, of a run of this command; ``ConfigError`` if this version knows others."""
+        return self._known(directory / "config.yaml", read_run(directory))
+
+    def _known(self, place: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Every key with its value, of settings that a file holds; ``ConfigError`` if this version knows others."""
         try:
-            return self.complete(read_run(directory))
+            return self.complete(settings)
         except ConfigError as error:
-            place = directory / "config.yaml"
             raise ConfigError(f"{place}, perhaps of another version of FedLoom: {error}") from error
 
     def _parse(self, words: Sequence[str], sweeps: bool = True) -> list[ParsedOverride]:
@@ -266,6 +269,7 @@ class CommandSchema:
     def stored(self, directory: Path, recipe: Mapping[str, Any], words: Sequence[str]) -> Config:
         """The configuration of a planned run of a sweep directory, with overrides of its engine."""
         given = {override.key: override.values[0] for override in self._parse(words, sweeps=False)}
+        self._known(directory / PLAN, recipe)
         values = self.complete(recipe, given)
         self._refuse_cluster(directory, values, given)
         return Config(values)
