@@ -46,6 +46,7 @@ from fedloom.parts.topology import (
     Collaboration,
     CombinedHeads,
     Complete,
+    Cores,
     EdgeList,
     Exponential,
     FirstOrder,
@@ -246,6 +247,12 @@ class Unequal(OwnModel):
 def test_gradient_tracking_is_refused_where_mixing_moves_the_mean(topology: Topology) -> None:
     with pytest.raises(ConfigError, match="relies on means over models that mixing them keeps"):
         replace(make("kgt"), topology=topology)
+
+
+@pytest.mark.parametrize("topology", [OwnModel(), Cores(), Clusters(2)])
+def test_models_that_are_not_mixed_have_no_gradient_to_track(topology: Topology) -> None:
+    one, plain = go(replace(make("kgt"), topology=topology)), go(Method("plain", LOSS, topology=topology))
+    assert torch.equal(models(one), models(plain))
 
 
 def test_attention_to_nobody_is_local_training_and_permuted_clients_permute_the_models() -> None:

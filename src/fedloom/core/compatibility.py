@@ -164,7 +164,7 @@ def _check_topology(method: Composition) -> None:
             "whole models to each other; leave it out."
         )
     for place, part in method.parts.items():
-        if part.mixed and topology.mean != "kept":
+        if part.mixed and topology.mean != "kept" and overrides(topology, "between"):  # B = I keeps them
             raise ConfigError(
                 f"{place} {label(part)!r} relies on means over models that mixing them keeps, but {mine} does not keep "
                 "them; choose an undirected graph."
