@@ -35,6 +35,7 @@ from fedloom.parts.objectives import (
     Decorrelation,
     NotTrueDistillation,
     PropFair,
+    Selective,
     Sharpness,
     SquaredError,
     loss,
@@ -205,7 +206,8 @@ def test_weights_by_losses_want_none_below_zero(name: str) -> None:
 
     with pytest.raises(ClientError, match=f"^mixing '{name}' weights clients by losses of at least 0, but one is -"):
         go(make(name).with_loss(loss(lambda out, y: chance(out, y) - 0.9)))
-    for term in (PropFair(50.0), loss(lambda out, y: -chance(out, y), name="negative")):
+    replace(make(name), objective=(Selective(top_k=0),))  # no guide
+    for term in (Selective(), PropFair(50.0), loss(lambda out, y: -chance(out, y), name="negative")):
         with pytest.raises(ConfigError, match=f"mixing '{name}' weights .*, but objective '{label(term)}' is negative"):
             replace(make(name), objective=(term,))
 

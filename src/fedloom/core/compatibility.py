@@ -205,10 +205,11 @@ def _works_on_shared(part: Part) -> bool:
 
 
 def _is_signed(term: Term) -> bool:
-    """Whether a loss is negative where the right classes are certain; by trial."""
-    y = torch.arange(3)
+    """Whether a loss is negative where the right classes are certain, to a teacher, too; by trial."""
+    y, logits, facts = torch.arange(3), 100 * torch.eye(3), NO_ROUND.facts._replace(classes=3)
     try:
-        value = term.loss(Output(100 * torch.eye(3)), Batch(torch.eye(3), y), NO_ROUND)
+        ctx = NO_ROUND._replace(facts=facts, down=term.init_server(torch.zeros(1), facts))
+        value = term.loss(Output(logits, teacher=logits), Batch(torch.eye(3), y), ctx)
     except Exception:  # it needs more than outputs and classes
         return False
     return bool((value < 0).any())

@@ -40,7 +40,8 @@ class Selective(Term):
     - τ_s is fixed, to the teacher's τ by default, since no party holds the whole training set to fit it on.
 
     With K = 0, or where g is 0, gradients are those of the distillation term, and the value lacks the constant -(1 - α)
-    τ² H(t^τ). α = 1 is cross entropy.
+    τ² H(t^τ). α = 1 is cross entropy. With a guide the loss may be negative: mixings by ratios or powers of losses are
+    refused.
 
     Args:
         alpha: α in [0, 1], weight of the labels relative to the teacher.
