@@ -216,25 +216,35 @@ def test_only_refusals_end_the_run(nodes: Any) -> None:
     assert transport.clock < 9, "at once, not after the deadline"
 
 
+@pytest.mark.parametrize("said", [{"status": "refused", "code": "quota"}, {"status": "left out", "kind": "diverged"}])
 @pytest.mark.parametrize("schedule", [(), SEMI], ids=["asynchronous", "semi"])
-def test_a_node_that_refuses_at_once_neither_ends_the_run_nor_uses_up_its_rounds(
-    schedule: tuple[str, ...], nodes: Any, tmp_path: Path
+def test_a_node_without_an_update_at_once_neither_ends_the_run_nor_uses_up_its_rounds(
+    schedule: tuple[str, ...], said: dict[str, str], nodes: Any, tmp_path: Path
 ) -> None:
     rounds = 4 if schedule else 12
     words = ("method=fedasync", *schedule, "cohort=5", f"rounds={rounds}", "deploy.deadline=9")
     transport = nodes(*words)
 
     def route(name: str, number: int, blob: bytes) -> list[bytes]:
-        facts = {"ticket": unpack(blob).facts["ticket"], "status": "refused", "code": "quota"}
+        facts = {"ticket": unpack(blob).facts["ticket"], **said}
         return [pack("answer", facts)] if number and name == "node-0" else [blob]
 
     transport.route, transport.seconds = route, lambda client, version: seconds(client, version) if client else 0.01
     result = run(Recipe.of(config(*WORDS, *words)), transport, 5, tmp_path / "run")
-    rows = RunDirectory(tmp_path / "run").mixing()
-    assert set(rows["client"][rows["late"]]) == {0}
-    updates = rows["round"][~rows["late"]].tolist()
+    rows, refused = RunDirectory(tmp_path / "run").mixing(), said["status"] == "refused"
+    assert {failure.client for failure in result.failures} == {0}
+    assert set(rows["client"][rows["late"]]) == ({0} if refused else set())
+    updates = rows["round"][rows["p"] > 0].tolist()
     assert sorted({*updates} if schedule else updates) == [*range(1, rounds + 1)]  # an update in each
-    same(result, played(tmp_path / "run", *words))
+    if refused:  # else the node has said what is not so
+        same(result, played(tmp_path / "run", *words))
+
+
+def test_a_run_in_which_all_diverge_goes_on_to_its_end(nodes: Any) -> None:
+    words = ("schedule=asynchronous", "rounds=2", "local.lr=1e12", "deploy.deadline=9")
+    result = run(Recipe.of(config(*WORDS, *words)), nodes(*words), 5)
+    assert [failure.kind for failure in result.failures] == 2 * [FailureKind.DIVERGED]
+    assert result.snapshot.server.theta.isfinite().all()
 
 
 def test_a_node_that_answers_often_has_one_norm_among_those_of_all(nodes: Any) -> None:

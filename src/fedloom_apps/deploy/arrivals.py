@@ -95,9 +95,9 @@ class RealWorld(World):
 class RealFlight(InFlight):
     """The clients at work at nodes.
 
-    Who fails takes part in the next step and is not invited before, but takes no place in it, so that a node that
-    refuses at once neither uses up the rounds of the run nor ends it. Only if as many clients have failed as work at a
-    time, or nobody is at work for the deadline, their failures make a step.
+    Who fails or diverges takes part in the next step and is not invited before, but takes no place in it, so that a
+    node that refuses at once, or says that its work diverged, neither uses up the rounds of the run nor ends it. Only
+    if as many clients have failed as work at a time, or nobody is at work for the deadline, their failures make a step.
     """
 
     world: RealWorld  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -135,7 +135,8 @@ class RealFlight(InFlight):
         engine.compare(np.array([one[1] for one in answers], dtype=np.int64), engine.norms)
         self.working = [one for one in self.working if one not in answers]
         for one, answer in sorted(answers.items(), key=lambda each: each[1].time):
-            (self.arrived if answer.failure is None else self.failed).append((answer.time - world.zero, *one[1:]))
+            is_update = answer.result is not None and answer.result.failure is None
+            (self.arrived if is_update else self.failed).append((answer.time - world.zero, *one[1:]))
         if waited or len(self.failed) >= world.size:
             self.arrived, self.failed = self.arrived + self.failed, []
         spent = [worked(answer.packet, self.clock - one[3]) for one, answer in answers.items()]
