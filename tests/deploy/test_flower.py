@@ -126,6 +126,62 @@ def test_who_does_not_belong_is_refused_in_a_sentence(
     node.close()
 
 
+def pushed(source: int, to: int, replies: str, *trees: Any) -> Any:
+    """A node's request to push messages with these trees of parts; its own number is 5."""
+    from flwr.proto.fleet_pb2 import PushMessagesRequest
+    from flwr.proto.message_pb2 import Message, Metadata
+    from flwr.proto.node_pb2 import Node as FlowerNode
+
+    about = Metadata(src_node_id=source, dst_node_id=to, reply_to_message_id=replies, run_id=1, message_type="train")
+    return PushMessagesRequest(
+        node=FlowerNode(node_id=5), messages_list=[Message(metadata=about)] * len(trees), message_object_trees=trees
+    )
+
+
+def test_a_node_pushes_answers_of_its_own_alone() -> None:
+    """No order in the server's name, to whomever; no answer of another node; no tree that grows when it is read."""
+    from flwr.proto.message_pb2 import ObjectTree
+    from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
+
+    from fedloom_apps.deploy.flower.superlink import is_answer
+
+    def tree(number: int, *children: Any) -> Any:
+        return ObjectTree(object_id=hashlib.sha256(bytes([number])).hexdigest(), children=children)
+
+    store, whole = InMemoryObjectStore(), tree(2, tree(1, tree(0)), tree(1, tree(0)))
+    assert is_answer(pushed(5, 1, "7", whole), store)
+    store.preregister(1, whole)
+    assert is_answer(pushed(5, 1, "7", whole), store)  # once more, after a connection was lost
+    for source, to, replies in ((1, 1, ""), (1, 6, ""), (5, 1, ""), (6, 1, "7")):
+        assert not is_answer(pushed(source, to, replies, tree(9)), store)
+    assert not is_answer(pushed(5, 1, "7", tree(3, whole, tree(2))), store)
+    assert not is_answer(pushed(5, 1, "7", tree(5, tree(4, tree(3)), tree(4))), store)
+
+
+@pytest.mark.usefixtures("nodes", "relay")
+def test_an_order_that_a_node_gives_is_not_passed_on(place: Path, deployment: Deployment) -> None:
+    import httpx
+
+    from fedloom_apps.deploy.flower import supernode
+
+    key = supernode.read_private_key(place / "certificates" / "node-0.key")
+    remembered = place / "nodes" / "node-0" / "supernode"
+    while not remembered.exists():
+        time.sleep(0.1)
+    request = pushed(1, 1, "", import_module("flwr.proto.message_pb2").ObjectTree(object_id=64 * "0"))
+    request.node.node_id = int(remembered.read_text())
+    client = supernode.FleetClient.from_server_address(
+        f"127.0.0.1:{deployment.port}", False, (place / "certificates" / "ca.pem").read_bytes(),
+        interceptors=[
+            supernode.RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+            supernode.NodeAuthHttpInterceptor(key, key.public_key()),
+        ],
+    )  # fmt: skip
+    with pytest.raises(httpx.HTTPStatusError, match="403"):
+        client.PushMessages(request)
+    client.close()
+
+
 def test_nodes_and_servers_that_are_killed_go_on_to_the_same_bits(
     place: Path, deployment: Deployment, nodes: dict[str, subprocess.Popen[bytes]], relay: Relay
 ) -> None:

@@ -74,6 +74,29 @@ def _after(body: bytes, receive: Any) -> Callable[[], Awaitable[Any]]:
     return received
 
 
+def is_answer(request: Any, store: Any) -> bool:
+    """Whether what a node pushes is an answer of its own, which names all its parts.
+
+    Flower looks at the key alone: a node could give orders in the server's name, to others and to the server itself, or
+    tell of parts one by one, each with the one before as its part twice, which are a tree beyond all memory.
+
+    Args:
+        request: a ``PushMessagesRequest``, whose ``node`` is that of the key.
+        store: the object store, with the parts that are known.
+    """
+    from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+
+    for message, tree in zip(request.messages_list, request.message_object_trees, strict=False):
+        about, parts = message.metadata, dict[str, Any]()
+        if not about.reply_to_message_id or about.src_node_id != request.node.node_id:
+            return False
+        for part in iterate_object_tree(tree):
+            number = part.object_id
+            if part != (store.get_object_tree(number) if number in store else parts.setdefault(number, part)):
+                return False
+    return True
+
+
 def start(folder: Path, host: str, port: int, secret: str, certificates: Path | None) -> subprocess.Popen[bytes]:
     """Start a SuperLink, which ends with this process; ``certificates`` holds ca.pem, server.pem and server.key."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -103,9 +126,19 @@ def main() -> None:
     parent = int(sys.argv.pop(1))
     die_with_parent(parent)
     require()
+    from fastapi import HTTPException
     from flwr.superlink import main as application
     from flwr.superlink.cli.flower_superlink import flower_superlink
+    from flwr.superlink.servicer.fleet import fleet_handlers
 
+    push = fleet_handlers.push_messages
+
+    def push_answer(request: Any, state: Any) -> Any:
+        if not is_answer(request, state.object_store):
+            raise HTTPException(403)
+        return push(request, state)
+
+    fleet_handlers.push_messages = push_answer
     secret = Path(sys.argv[sys.argv.index("--superexec-auth-secret-file") + 1]).read_bytes()
     make = application.create_app
     application.create_app = lambda *args: Guard(make(*args), secret)
