@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,22 @@ import pytest
 import torch
 from helpers.deploying import InProcess, config, in_process
 
+from fedloom.compute.live import Live
 from fedloom.core.context import RoundInfo
 from fedloom.experiment.federated import RunResult
-from fedloom.parts.objectives import HeadOnMeans, TrainablePrototypes
+from fedloom.methods import methods
+from fedloom.parts.objectives import Decorrelation, HeadOnMeans, TrainablePrototypes
+from fedloom.rounds.exchange import Broadcast
+from fedloom.rounds.plan import ClientPlan
+from fedloom.rounds.server import Server, first_state
+from fedloom_apps.deploy.answers import least_loss, read_result, same_scale, same_shapes
+from fedloom_apps.deploy.assignment import Forms, forms, prepare_without_data
 from fedloom_apps.deploy.flower import LARGEST
 from fedloom_apps.deploy.flower.superlink import HEADER, Guard
 from fedloom_apps.deploy.messages import Delivered
-from fedloom_apps.deploy.server import Recipe, run
-from fedloom_apps.deploy.wire import pack, unpack
+from fedloom_apps.deploy.server import Recipe, _joined, run
+from fedloom_apps.deploy.settings import Deployment
+from fedloom_apps.deploy.wire import LARGEST_LOSS, Packet, WireError, pack, unpack
 
 
 def lying(tmp_path: Path, words: tuple[str, ...], facts: dict[str, Any], change: Any = None, at: int = 1) -> RunResult:
@@ -149,6 +158,112 @@ def test_metrics_are_believed_within_their_ranges_and_counts_as_declared(
 def test_a_time_longer_than_has_passed_is_not_believed(tmp_path: Path) -> None:
     result = lying(tmp_path, ("method=fedavg", "rounds=1"), {"seconds": 1e300})
     assert result.history[0]["deploy/work_seconds"] < 600
+
+
+@pytest.fixture(scope="module")
+def honest() -> tuple[ClientPlan, Broadcast, Packet, Forms]:
+    """A plan of SCAFFOLD with batch normalisation, a broadcast, a node's answer to it, and the forms of uploads."""
+    made = Recipe.of(config("method=scaffold", "model.norm=batch", "local.steps=1")).assignment("trial")
+    workspace = prepare_without_data(made)
+    plan = workspace.plan.levels[0]
+    server = Server.initial(plan, plan.theta0, plan.buffers0)
+    down = server.broadcast(plan)
+    (result,) = Live(plan).work(down, [0], [first_state(plan, server.theta)])
+    uploads = {f"uploads|{place}|{name}": t for place, own in result.uploads.items() for name, t in own.items()}
+    tensors = {"update": result.update, "buffers": result.buffers, **uploads}
+    return plan, down, Packet("answer", {"loss": 1.0, "sent": [9, 36]}, tensors), forms(result.uploads)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda t: {name: one for name, one in t.items() if "|" not in name}, "other slices than the parts"),
+        (lambda t: t | {"uploads|drift|more": torch.ones(2)}, "other slices than the parts"),
+        (lambda t: t | {"uploads": torch.ones(2)}, None),
+        (lambda t: t | {"uploads|drift": torch.ones(2)}, "holds uploads without places"),
+        (lambda t: {name: one for name, one in t.items() if name != "buffers"}, "the buffers in its answer has"),
+        (lambda t: t | {"buffers": t["buffers"][:-1]}, "the buffers in its answer has another shape or type"),
+        (lambda t: t | {"update": t["update"].double()}, "the update in its answer has another shape or type"),
+        (lambda t: t | {"update": t["update"] + float("inf")}, "no model has, or that are not finite"),
+        (lambda t: t | {"update": t["update"] + 2e12}, "no model has, or that are not finite"),
+    ],
+)
+def test_an_answer_holds_what_the_parts_upload(change: Any, sentence: str | None, honest: Any) -> None:
+    plan, down, packet, known = honest
+    changed = packet._replace(tensors=change(packet.tensors))
+    if sentence is None:
+        assert torch.equal(read_result(0, changed, down, plan, known).update, packet.tensors["update"])
+        return
+    with pytest.raises(WireError, match=sentence):
+        read_result(0, changed, down, plan, known)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_slice_has_the_form_that_clients_upload(known: bool, honest: Any) -> None:
+    plan, down, packet, own = honest
+    (place,) = (name for name in packet.tensors if "|" in name)
+    for changed in (packet.tensors[place][:-1], packet.tensors[place].to(torch.float8_e4m3fn)):
+        answer = packet._replace(tensors=packet.tensors | {place: changed})
+        if not known and changed.dtype == torch.float32:  # it is compared with those of others
+            assert read_result(0, answer, down, plan, None).failure is None
+            continue
+        with pytest.raises(WireError, match="has another shape or type than clients upload"):
+            read_result(0, answer, down, plan, own if known else None)
+
+
+@pytest.mark.parametrize("sent", [[10**9, 1], [1, 10**9], [-1, 1], [1.5, 1], [1], [True, 1], "many", None])
+def test_traffic_that_no_answer_has_is_counted_by_the_server(sent: object, honest: Any) -> None:
+    plan, down, packet, known = honest
+    assert read_result(0, packet, down, plan, known).traffic == (9, 36)
+    assert read_result(0, packet._replace(facts={"loss": 1.0, "sent": sent}), down, plan, known).traffic is None
+
+
+def test_what_differs_from_most_is_left_out(honest: Any) -> None:
+    """Another shape, where forms are not known before; and norms, of what moves the buffers, too."""
+    plan, down, packet, known = honest
+    good = [read_result(client, packet, down, plan, known) for client in range(3)]
+    ((place, slices),) = good[0].uploads.items()
+    cut = replace(good[1], uploads={place: {name: t[:-1] for name, t in slices.items()}})
+    far = replace(good[1], buffers=down.buffers + 1e8)
+    for refuse, wrong, sentence in (
+        (same_shapes, cut, "the shapes of its uploads differ"),
+        (partial(same_scale, known={}), far, "the norm of its buffers is"),
+    ):
+        kept = refuse([good[0], wrong, good[2]], 3 * [down])
+        assert [one.failure is None for one in kept] == [True, False, True]
+        assert sentence in str(kept[1].failure)
+        assert all(one.failure is None for one in refuse([good[0], wrong][:1], [down]))
+
+
+def test_a_loss_is_not_negative_where_the_objective_or_the_mixing_forbids_it(honest: Any) -> None:
+    plan, *_ = honest
+    signed = replace(plan, method=replace(plan.method, objective=(*plan.method.objective, Decorrelation())))
+    weighing = replace(signed, method=replace(signed.method, mixing=methods.make("q_ffl").mixing))
+    assert [least_loss(one) for one in (plan, signed, weighing)] == [0.0, -LARGEST_LOSS, 0.0]
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"sizes": [0, 1, 1]}, {"sizes": [-1, 0, 0]}, {"sizes": [1.5, 0, 0]}, {"sizes": [True, 0, 0]}, {"sizes": [1, 1]},
+        {"sizes": [2**40, 0, 0]}, {"sizes": "many"}, {"status": "done"}, {},
+    ],
+)  # fmt: skip
+def test_numbers_of_samples_that_no_node_has_do_not_join(facts: dict[str, Any]) -> None:
+    good = {"status": "joined", "sizes": [5, 0, 2], "threads": "many"}
+    assert _joined(pack("answer", good), Deployment()) == ((5, 0, 2), "")
+    if facts:
+        assert _joined(pack("answer", good | facts), Deployment())[0] is None
+
+
+@pytest.mark.parametrize("said", [{"status": "left out", "kind": "nonsense"}, {"status": "left out", "kind": []}, {}])
+def test_a_status_that_no_node_gives_is_a_refusal(said: dict[str, Any], tmp_path: Path) -> None:
+    """Also where a node could not read its order, whose ticket it then does not know."""
+    result = lying(
+        tmp_path, ("method=fedavg", "rounds=1"), {"status": "refused", "code": "message", "ticket": ""} | said
+    )
+    assert [(f.client, f.kind.value) for f in result.failures] == [(0, "refused")]
+    assert ("it was left out" if said else "it cannot read the message") in result.failures[0].reason
 
 
 OVERLAPPING = ("method=scaffold", "schedule=buffered", "schedule.k=2", "cohort=3", "rounds=4", "deploy.deadline=9")

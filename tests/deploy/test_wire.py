@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from contextlib import suppress
 from typing import Any
@@ -12,7 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedloom.experiment.atomic import as_file
 from fedloom.rounds.exchange import Broadcast
+from fedloom_apps.deploy import wire
 from fedloom_apps.deploy.messages import Order, pack_broadcast, read_broadcast
 from fedloom_apps.deploy.wire import LIMIT, START, WireError, pack, unpack
 
@@ -56,17 +57,23 @@ def test_damaged_messages_are_read_or_refused(at: int, byte: int, cut: int) -> N
             unpack(damaged)
 
 
-def test_size_version_and_depth_are_limited() -> None:
+def test_size_version_and_depth_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(WireError, match=r"at most 10 are allowed; raise deploy.limit"):
         unpack(GOOD, limit=10)
     with pytest.raises(WireError, match="is of version 9, but this FedLoom reads version 1; install the same FedLoom"):
         unpack(GOOD[:8] + struct.pack("<H", 9) + GOOD[10:])
+    with pytest.raises(WireError, match="is not one of FedLoom"):
+        unpack(b"another\0" + GOOD[8:])
+    monkeypatch.setattr(wire, "FACTS", 10)
+    with pytest.raises(WireError, match="announces 44 bytes of facts"):
+        unpack(GOOD)
+    monkeypatch.undo()
     deep = b"[" * 100_000
     with pytest.raises(WireError, match="damaged"):
         unpack(START.pack(GOOD[:8], 1, len(deep)) + deep)
     for text in ("[]", '{"kind": 3, "facts": {}}', '{"kind": "a", "facts": []}', '{"kind": "a"}'):
         with pytest.raises(WireError, match="damaged"):
-            unpack(START.pack(GOOD[:8], 1, len(text)) + text.encode())
+            unpack(START.pack(GOOD[:8], 1, len(text)) + text.encode() + as_file({}))
 
 
 @pytest.mark.parametrize(
@@ -93,6 +100,12 @@ def test_broadcasts_keep_their_slices() -> None:
     assert (found.round, found.lr, found.invited) == (3, 0.1, ())
     assert torch.equal(found.theta, down.theta)
     assert torch.equal(found.parts["drift"]["c"], down.parts["drift"]["c"])
-    for facts in ({"round": -1, "lr": 0.1}, {"round": 1}, {"round": 1, "lr": "fast"}, {"round": 1.5, "lr": 0.1}):
+    good, tensors = {"round": 1, "lr": 0.1}, {"theta": torch.ones(1), "buffers": torch.ones(0)}
+    for facts in ({"round": -1}, {"round": 1.5}, {"round": 10**9}, {"lr": None}, {"lr": "fast"}, {"lr": 10**400}):
         with pytest.raises(WireError, match="holds no broadcast"):
-            read_broadcast(pack("broadcast", json.loads(json.dumps(facts)), {"theta": torch.ones(1)}), LIMIT)
+            read_broadcast(pack("broadcast", good | facts, tensors), LIMIT)
+    for kind, sent in (("order", tensors), ("broadcast", {"theta": torch.ones(1)})):
+        with pytest.raises(WireError, match="holds no broadcast"):
+            read_broadcast(pack(kind, good, sent), LIMIT)
+    with pytest.raises(WireError, match="holds parts without places"):
+        read_broadcast(pack("broadcast", good, tensors | {"parts|c": torch.ones(1)}), LIMIT)

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from fedloom.base.errors import ClientError, printable
+from fedloom.base.errors import ClientError
 from fedloom.rounds.aggregate import Fold, fold
 from fedloom.rounds.engine import ComputeFactory, Engine, Group, States, Traits
 from fedloom.rounds.exchange import Broadcast, Failure, FailureKind, Result, State
@@ -230,14 +230,17 @@ class Deployed(Engine):
                 self.unmeasured.append(Failure(down.round, client, FailureKind.REFUSED, reason))
             elif row is not None:
                 rows[client] = row
-        self.tally.unmeasured += len(self.unmeasured)
         usual = Counter(frozenset(row) for row in rows.values()).most_common(1)
-        kept = {client: row for client, row in rows.items() if row.keys() == usual[0][0]}
+        for client in [client for client, row in rows.items() if row.keys() != usual[0][0]]:
+            reason = f"{self.names[client]}: its answer holds other metrics than those of most nodes"
+            self.unmeasured.append(Failure(down.round, client, FailureKind.REFUSED, reason))
+            del rows[client]
+        self.tally.unmeasured += len(self.unmeasured)
         columns = {
-            name: np.array([row[name] for row in kept.values()], np.int64 if name == "n" else np.float64)
-            for name in next(iter(kept.values()), ("n",))
+            name: np.array([row[name] for row in rows.values()], np.int64 if name == "n" else np.float64)
+            for name in next(iter(rows.values()), ("n",))
         }
-        return {"client": np.array([*kept], np.int64), **columns}
+        return {"client": np.array([*rows], np.int64), **columns}
 
     def close(self) -> None:
         """Do nothing; the transport is closed by its owner."""
@@ -383,7 +386,7 @@ class Deployed(Engine):
             packet: Packet | Failure = unpack(delivered.blob, self.terms.limit)
             ticket = str(packet.facts.get("ticket"))
         except WireError as error:
-            reason = f"{delivered.node}: its answer cannot be read: {printable(str(error)).rstrip('.')}"
+            reason = f"{delivered.node}: its answer cannot be read: {str(error).rstrip('.')}"
             packet, ticket = Failure(0, -1 if client is None else client, FailureKind.REFUSED, reason), ""
         if not ticket:  # or its node could not read the order
             ticket = next((ticket for ticket, asked in self.orders.items() if asked.client == client), "")

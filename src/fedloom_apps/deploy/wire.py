@@ -65,9 +65,9 @@ def unpack(blob: bytes, limit: float = LIMIT) -> Packet:
             f"a message is of version {version}, but this FedLoom reads version {VERSION}; install the same FedLoom "
             "at the server and at all nodes."
         )
-    end = START.size + length
-    if length > FACTS or end > len(blob):
+    if length > FACTS:
         raise WireError(f"a message is damaged: it announces {length:,} bytes of facts.")
+    end = START.size + length
     try:
         content = json.loads(blob[START.size : end])
         kind, facts = content["kind"], content["facts"]
