@@ -137,7 +137,7 @@ def test_all_clients_in_every_round(protocol: Any) -> None:
     for text in (
         "FedDyn takes {FedDyn} rounds to 97.2 % on MNIST, IID, as many as SCAFFOLD ({SCAFFOLD})".format(**iid),
         "FedAvg takes {FedAvg} and FedProx {FedProx}".format(**iid),
-        "{FedDyn} rounds to 97.1 %, SCAFFOLD {SCAFFOLD} and FedAvg {FedAvg}".format(**skewed),
+        "{FedDyn} rounds to 97.1 %, SCAFFOLD {SCAFFOLD}, FedAvg {FedAvg} and FedProx {FedProx}".format(**skewed),
     ):
         assert text in PAGE
 
