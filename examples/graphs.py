@@ -1,4 +1,4 @@
-"""Graphs of any size as plain lists of edges, by message passing: has a node four neighbours or more?"""
+"""Graphs of any size as plain lists of edges, by message passing: does any node have four neighbours or more?"""
 
 import numpy as np
 import torch

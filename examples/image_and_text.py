@@ -8,7 +8,7 @@ import fedloom as fl
 
 
 def drawn(seed):
-    """An image [1, 4, 4] of stripes, lying (0) or standing (1), and words of which 1 and 2 are their names."""
+    """An image [1, 4, 4] of horizontal (0) or vertical (1) stripes, and words; 1 and 2 are the names of the two."""
     draw = np.random.default_rng(seed)
     kind, named = draw.integers(2, size=2)
     image = np.tile([[1.0, 0], [1, 0]] if kind else [[1.0, 1], [0, 0]], (2, 2)) + draw.normal(0, 0.1, (4, 4))

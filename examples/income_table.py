@@ -1,4 +1,4 @@
-"""A table of incomes, its clients levels of education: one logit, AUROC for each of them."""
+"""A table of incomes whose clients are levels of education: one logit, and the AUROC of each client."""
 
 import numpy as np
 import pandas as pd

@@ -1,4 +1,4 @@
-"""Several labels at once: which of four topics does a text mention?"""
+"""Several labels per sample: which of four topics does a text mention?"""
 
 import numpy as np
 

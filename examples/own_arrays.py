@@ -1,4 +1,4 @@
-"""Arrays of one's own: twelve clients with different mixtures of three classes."""
+"""Your own arrays: twelve clients with different mixtures of three classes."""
 
 import numpy as np
 

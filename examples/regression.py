@@ -1,4 +1,4 @@
-"""A regression with one's own robust loss and one's own metric."""
+"""A regression with your own robust loss and your own metric."""
 
 import numpy as np
 import torch

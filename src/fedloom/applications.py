@@ -28,14 +28,15 @@ OURS = ("fedloom.cli:COMMANDS", "fedloom_apps:APPLICATIONS")
 TRAINS = ("-m --multirun", "-q --quiet", "-v --verbose", "--dry-run", "--json", "--log=")
 """The options of commands that train."""
 
-PLACES = """  checkpoint.every=10     rounds between checkpoints; trackers=[tensorboard,mlflow,wandb] also log them
+PLACES = """  checkpoint.every=10     rounds between checkpoints
+  trackers=[tensorboard,mlflow,wandb]     where every round's record is logged, in addition to the run directory
   out=DIR                 the run directory; by default runs/<date>/<time>-<method>-<seed>
   resume=DIR              continue a run or a sweep where it stopped, with identical results
 
 options:
   -m, --multirun          run every combination of keys with several values, like seed=1,2,3, with each of the recipes
-  -q, --quiet             print the results only, without progress
-  -v, --verbose           also print how the runs were computed, as summary.json has it
+  -q, --quiet             print only the results, without progress
+  -v, --verbose           also print how the runs were computed, as in summary.json
   --json                  print names, directories and summaries of the runs as JSON, and nothing else
   --log FILE              also append one line per round, and the results, to a file
   --dry-run               check the settings, print the complete configuration (a valid recipe), and stop

@@ -11,13 +11,13 @@ usage: fedloom search [RECIPE.yaml …] [key=value …] [-m] [-q] [--json] [--lo
 Candidates start from the named methods; later ones replace a part of one and change its settings, as a tree-structured
 Parzen estimator (Optuna) proposes, and end early if they fall behind. They are compared on validation samples. The
 best ones, FedAvg, and the best one without each of its parts are then trained on held-out seeds and tested on test
-samples. Takes the keys of fedloom run and those below search (for all of them: fedloom list settings):
+samples. Takes the keys of fedloom run, and keys that begin with search (for all of them: fedloom list settings):
 
   search.budget=1000      total for all candidates, in search.unit: rounds, bytes or minutes
   search.goal=clients/accuracy/worst10    what to maximise or minimise: any metric of the records
   search.equal=bytes      candidates that communicate more than FedAvg get fewer rounds
   search.methods=[fedavg,feddyn,ditto]    the named methods to start from, instead of all that fit
-  search.also=[local.lr,local.weight_decay]   further keys to search, around their values
+  search.also=[local.lr,local.weight_decay]   further keys to search, in a range around their values
   search.finalists=3 search.seeds=3       the final comparison
   method.uplink=[clip_noise]              a part that every candidate has
 
@@ -67,7 +67,7 @@ all of them: fedloom list settings):
   data=fashion_mnist      a name; samples=10000 uses a subset, and validation=0.1 sets a fraction aside for selection
   model=fedssa_cnn        the student, with settings like model.channels=[2,4]
   teacher=two_cnn         a model to train first (teacher_epochs=20, teacher_training.lr=0.05), or a run directory
-  teacher=timm            any network of timm, likewise model=timm: teacher.network=resnet18 teacher.weights=FILE
+  teacher=timm            any network of timm, as with model=timm: teacher.network=resnet18 teacher.weights=FILE
                           teacher.head=true keeps its classifier, and teacher_epochs=0 trains nothing
   epochs=40               the student's passes over the data, equal for all methods, warm start included; with
                           budget=published the method's rounds, each of which is three passes for DiSK
@@ -84,8 +84,8 @@ SYNTHESIZE = f"""Train a method that makes labelled synthetic data, and evaluate
 
 usage: fedloom synthesize [RECIPE.yaml …] [key=value …] [-m] [-q] [--json] [--log FILE] [--dry-run] [--debug]
 
-Takes the keys of fedloom run and those below judge, the evaluation of the synthetic set. Methods: fedevg (the default;
-no model is sent), fedcgan and fedcvae (both networks are sent, as in FedAvg). The run directory also contains
+Takes the keys of fedloom run, and keys that begin with judge, for the evaluation of the synthetic set. Methods: fedevg
+(the default; no model is sent), fedcgan and fedcvae (both networks are sent, as in FedAvg). The run directory also has
 synthetic.npz and synthetic.parquet (images, labels and provenance), synthetic.json (the evaluation) and figures; either
 file can be the data of another run: data=generated data.path=DIR/synthetic.npz.
 
@@ -105,16 +105,17 @@ usage: fedloom target run=DIR data=FILE [data=FILE …] [method=METHOD] [--out F
        fedloom target run=DIR method=ccvr [--out FILE] [--debug]
 
 FILE is an .npz file with inputs x [N, …] as the run's data hold them, an .npy file of them, or, if the run's data were
-a table, a .csv or .parquet table with its input columns; labels are not needed. For each file: the estimated class
-shares with intervals, the clients that hold training samples of these classes, a check that the inputs differ from the
-clients' data in their class shares alone, and a model for these shares, as safetensors. With targets (y in the .npz
-file, or the run's label column), loss and metrics of both models are printed on standard error; targets change nothing.
+a table, a .csv or .parquet table with its input columns; labels are not needed. For each file the command prints the
+estimated class shares with intervals, the clients that hold training samples of these classes, and a check that the
+inputs differ from the clients' data only in their class shares, and writes a model for these shares, as safetensors.
+If there are targets (y in the .npz file, or the run's label column), loss and metrics of both models are printed on
+standard error; the models do not depend on them.
 
   method=target_head      the server's model with another head (the default)
   method=target_fit       the clients' last models, mixed with weights fitted to the inputs' estimated classes; the run
                           must have kept them, with evaluation.what=[global,average]; method.steps=60 method.lr=0.2
   method=fedssa           the clients' last models, mixed by FedSSA, learnt once; method.variance=10 method.views=[blur]
-  method=target_prior     class shares, clients and check alone, no model
+  method=target_prior     only class shares, clients and check, no model
   method=ccvr             needs no inputs: the server's model with its head trained again, on features drawn from
                           the clients' class statistics (classifier calibration); against label skew
 
@@ -193,7 +194,7 @@ usage: fedloom deploy server [RECIPE.yaml] [key=value …] [--insecure] [-q] [--
                 --verbose, --json and --log, and:
                   deploy.nodes=4              number of nodes; by default one for each registered key
                   deploy.deadline=600         seconds that a round waits; late answers are dropped
-                  deploy.quorum=1             least number of usable answers, or the run stops
+                  deploy.quorum=1             usable answers that a round needs, or the run stops
                   deploy.host=0.0.0.0 deploy.port=9440 deploy.certificates=DIR
                   deploy.inputs=[1,28,28] deploy.classes=10      where the server has no data=… of its own
   node          hold one client's data and answer the server; after a crash or restart it continues where it was
@@ -201,7 +202,7 @@ usage: fedloom deploy server [RECIPE.yaml] [key=value …] [--insecure] [-q] [--
                             package.module:function
                   --state   its own folder, for what the method keeps at the client
                   --epsilon the privacy budget ε of any one sample over all runs together, for the δ of --delta, 1e-5 by
-                            default; with it the node trains only with its own noise and evaluates nothing
+                            default; with it the node trains only with its own noise, and evaluates nothing
                   --limit   largest message in bytes, 1 GiB by default
                   --threads cores to compute with, 1 by default; with another number results round differently
                   --poll    seconds between two polls for messages, at most; 1 by default
@@ -216,7 +217,7 @@ usage: fedloom deploy server [RECIPE.yaml] [key=value …] [--insecure] [-q] [--
   allowed       what a server may set at a node: every key with its range
   agree         at a node: agree to the data specification that its server offered last; the first one is agreed to by
                 joining, and another one is refused until then
-  why           at a node: why it refused the last orders; a server learns a code
+  why           at a node: why it refused the last orders; a server learns only a code
 
 Connections are encrypted and nodes known by their keys unless --insecure is typed. Needs pip install 'fedloom[flower]'.
 

@@ -1,4 +1,4 @@
-"""Files: made new and replaced whole when written, and neither pipes, devices nor larger than memory when read."""
+"""Files: written new or replaced as a whole, and read only if they are regular files that fit into memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forms of values: trees, ``dict[str, Tensor]``, of part states and uploaded slices; shapes in annotations.
+"""Types of values: trees, ``dict[str, Tensor]``, of part states and uploaded slices, and shapes in annotations.
 
 ``Float[Tensor, "C P"]`` is a tensor [C, P] of floating-point numbers, in jaxtyping's syntax; ``"B ..."`` has any number
 of further dimensions, and ``""`` none. A name of a dimension has one size in a call. Nothing is checked at run time;

@@ -155,7 +155,7 @@ usage: fedloom predict run=DIR FILE [--client N] [--round N] [--out FILE] [--deb
 FILE is an .npz file with inputs x [N, …] as the run's data hold them, an .npy file of them, or, if the run's data were
 a table, a .csv or .parquet table with its input columns. With targets (y in the .npz file, or the run's label column),
 loss and metrics are printed on standard error. Predictions are printed one per line, classes by their names if they
-have some.
+have any.
 
 options:
   --client N              the model that client N deploys (its number or name); by default the server's model
@@ -189,7 +189,7 @@ usage: fedloom verify DIR [DIR …] [--replay N] [--debug]
 
 DIR is a run directory, or a folder of runs. Settings (with the revision of the code), records and final models are
 compared with the checksums in summary.json, checkpoints and the client states they need with their own, and records
-with the summary. This finds damage and changes by mistake; a replay also finds changes whose checksums were rewritten.
+with the summary. This finds damage and accidental changes; a replay also finds changes whose checksums were rewritten.
 The exit code is 1 if a run differs.
 
 options:

@@ -61,7 +61,7 @@ class Local:
         micro_batch: samples of a forward and backward pass; gradients of larger mini-batches are accumulated over
             several passes, to save memory. None for one pass.
         lr: η, the learning rate in the first round, t = 0.
-        schedule: of the rate over rounds: ``step`` (times ``lr_decay`` every ``decay_every`` rounds), ``milestones``
+        schedule: the rate over rounds: ``step`` (times ``lr_decay`` every ``decay_every`` rounds), ``milestones``
             (times ``lr_decay`` at each of these rounds), ``cosine`` or ``linear`` (from η to ``lr_end``·η over
             ``horizon`` rounds), or a function of t that returns a factor on η.
         lr_decay: factor on η every ``decay_every`` rounds or at ``milestones``, in (0, 1].
@@ -80,15 +80,15 @@ class Local:
         weight_decay: coefficient of θ, added to the gradient after clipping.
         clip: largest Euclidean norm of the gradient over all parameters; None for no clipping.
         optimiser: ``sgd``, ``adam`` (Kingma and Ba 2015; its moments start at zero every round, and ``momentum`` must
-            be 0) or ``adamw``, whose weight decay θ ← θ - η·wd·θ is apart from the moments (Loshchilov and Hutter
-            2019). The papers use SGD except for generative networks.
+            be 0) or ``adamw``, whose weight decay θ ← θ - η·wd·θ is decoupled from the moments (Loshchilov and
+            Hutter 2019). The papers use SGD except for generative networks.
         beta1: decay of Adam's first moments.
         beta2: decay of Adam's second moments.
         precision: ``full``, or ``bf16``: while training, convolutions and linear layers round the factors of their
             products to bfloat16. Parameters, losses, updates and everything outside local training keep the run's
             dtype, which must be float32. Faster on processors that multiply in bfloat16, and refused on all others.
-        dp_clip: C, the bound of every single sample's gradient norm, for example-level differential privacy (DP-SGD,
-            see docs/trust.md); None trains without it.
+        dp_clip: C, a bound on the norm of every sample's gradient, for example-level differential privacy (DP-SGD, see
+            docs/trust.md); None trains without it.
         dp_noise: z ≥ 0: a batch's sum of clipped gradients gets noise of standard deviation zC.
         dp_delta: δ of the reported ε.
         stragglers: s in [0, 1], system heterogeneity: in every round each client is, with this probability, a straggler

@@ -1,4 +1,4 @@
-"""Samples in the form of known ones: with the columns, categories, scale, tokens, pixels and class names of these.
+"""New samples in the form of known ones: with their columns, categories, scale, tokens, pixels and class names.
 
 ``fedloom.data.user`` is the form of new data; here are predictions, further clients, and nodes of a deployment.
 """

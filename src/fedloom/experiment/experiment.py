@@ -77,18 +77,18 @@ class Experiment:
         sampling: ``fixed`` (exactly that many clients) or ``bernoulli`` (each client independently with that
             probability).
         local: settings of local training.
-        client_local: settings of single clients that differ, by name or number, in which ``*`` stands for anything:
-            ``{"phone*": {"epochs": 1, "lr": 0.01}}``; of several that fit the last one counts. Or a table, CSV or
+        client_local: clients' own settings of local training, by name or number, where ``*`` matches anything:
+            ``{"phone*": {"epochs": 1, "lr": 0.01}}``; if several match, the last one counts. Or a table, CSV or
             parquet, with a column ``client`` and a column for each such setting, in which empty cells change nothing.
-        presence: clients that join or leave, likewise: ``{"3": [10, 30]}`` takes part from round 10 until before round
-            30, counted from 0, and ``{"3": [10]}`` until the end. Their states stay. Or a table with the columns
-            ``client``, ``joins`` and ``leaves``, of which the last one may be empty.
+        presence: when clients join and leave, by name or number: with ``{"3": [10, 30]}`` client 3 takes part from
+            round 10 until before round 30, counted from 0, and with ``{"3": [10]}`` until the end. Its state is kept.
+            Or a table with the columns ``client``, ``joins`` and ``leaves``; the last one may be empty.
         augment: augmentations applied to every mini-batch, in order: names (crop, flip, cutout, jitter, blur,
             autoaugment, randaugment), or mappings like ``{"name": "cutout", "size": 8}``.
         views: augmentations, likewise, that make two views of the server's unlabelled inputs, for methods that use
             them.
         init: where the initial parameters come from: a file of tensors by name (``.safetensors``, or written by
-            ``torch.save``), or a run directory, whose final server model it is; None for those that the model has.
+            ``torch.save``), or a run directory, for its final server model; None for the model's own.
         teacher: for distillation objectives: a trained model, or the run directory of one.
         evaluation: what is measured.
         engine: where client work runs: ``serial``, ``processes``, ``ray``, or ``auto``, which chooses by work, cores

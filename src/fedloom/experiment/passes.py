@@ -1,4 +1,4 @@
-"""Passes over clients' samples: the predictions of one model, or of the models that many clients have of their own.
+"""Passes over clients' samples: the predictions of one model, or of many clients' own models.
 
 A model that clients have in common takes one pass over all their samples. Models of which each client has its own
 differ in some parameters, which ``fill`` writes; the others are common to all. If a client's pass is small, call

@@ -1,1 +1,1 @@
-"""What the hostile and the curious can do: attacks by clients, membership inference."""
+"""What hostile clients and curious observers can do: attacks, and membership inference."""

@@ -1,4 +1,4 @@
-"""What clients exchange by class instead of models: means of features (FedProto, FedTGP, FedGH), or outputs.
+"""Class means that clients exchange instead of models: of features (FedProto, FedTGP, FedGH), or of outputs.
 
 The server of FedProto and of federated distillation takes means of what it receives; that of FedTGP and of FedGH trains
 on it.

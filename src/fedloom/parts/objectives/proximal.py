@@ -1,4 +1,4 @@
-"""What keeps local models near the received one: the proximal term of FedProx, and the cosine of pFedGraph."""
+"""Terms that keep local models near the received one: the proximal term of FedProx, and the cosine of pFedGraph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients with networks of different architecture, of which each trains one from a list."""
+"""Clients with different architectures: each trains one network of a list."""
 
 from __future__ import annotations
 

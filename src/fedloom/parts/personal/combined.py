@@ -1,4 +1,4 @@
-"""A client's model is a combination of all clients' models, of which it trains its own and the weights: APPLE."""
+"""APPLE: a client's model combines all clients' models; the client trains its own one and the weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topologies: who talks to whom, where there are several models."""
+"""Topologies: who receives which of several models, and how the models are mixed."""
 
 from typing import TYPE_CHECKING
 

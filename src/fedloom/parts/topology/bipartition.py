@@ -1,4 +1,4 @@
-"""Clustered federated learning by division: a cluster whose clients pull apart at a stationary point falls into two."""
+"""Clustered federated learning by division: a cluster whose clients pull apart at a stationary point is divided."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every client has a model at the server, its core, and hears those of others: APPLE's exchange."""
+"""Every client has a model at the server, its core, and downloads those of others: APPLE's exchange."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedPAC's server: one body for all clients, and heads that are combined where classes have like features."""
+"""FedPAC's server: one body for all clients, and heads that are combined among clients with similar class features."""
 
 from __future__ import annotations
 

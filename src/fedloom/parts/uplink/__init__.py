@@ -1,4 +1,4 @@
-"""Uplinks: transforms of what leaves a client, for compression, privacy and secure aggregation."""
+"""Uplinks: transforms of what leaves a client, for compression, privacy and masked sums."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Secure aggregation: masks that cancel in the sum over the cohort, so that the server learns only sums."""
+"""The arithmetic of secure aggregation: masks that cancel in the sum over the cohort."""
 
 from __future__ import annotations
 
