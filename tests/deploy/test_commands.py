@@ -191,6 +191,22 @@ def test_a_server_that_runs_sees_no_half_of_a_new_key(tmp_path: Path, monkeypatc
     assert min(sizes.values()) > 0
 
 
+def test_the_secret_of_a_superlink_is_new_and_the_servers_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedloom_apps.deploy.flower import superlink
+
+    started: list[list[str]] = []
+    monkeypatch.setattr(superlink.subprocess, "Popen", lambda words, **_: started.append(words))
+    (path := tmp_path / "secret").write_text("of the run before")
+    path.chmod(0o644)
+    superlink.start(tmp_path, "127.0.0.1", 1, "of this run", tmp_path)
+    assert path.read_text() == "of this run"
+    assert path.stat().st_mode & 0o077 == 0
+    assert "--enable-supernode-auth" in started[0]
+    assert "of this run" not in started[0]  # which other users see
+
+
 @pytest.mark.parametrize("name", ["server", "ca", "../clinic", "a/b"])
 def test_no_node_gets_the_keys_of_the_server(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["deploy", "certificates", str(tmp_path / "keys"), "--nodes", name]) == 2

@@ -259,6 +259,9 @@ def test_a_node_survives_what_a_server_sends_in_the_place_of_a_message(
     monkeypatch.setattr(link, "_part", lambda run, part: b"ConfigRecord  7\0garbage", raising=False)
     with pytest.raises(ConfigError, match="a message cannot be read"):
         link.receive(10**6)
+    monkeypatch.setattr(link, "_part", lambda run, part: bytes(21), raising=False)
+    with pytest.raises(ConfigError, match="a message is larger than 10 bytes; raise the limit"):
+        link.receive(10)
 
 
 def answering(status: int, headers: Mapping[str, str], body: bytes) -> Iterator[tuple[str, list[str]]]:
@@ -345,6 +348,35 @@ def test_a_node_goes_on_after_whatever_a_server_sends(tmp_path: Path, monkeypatc
     assert [line for line in told if "was lost" in line] == [
         f"the connection to here:1 was lost ({why}); trying again" for why in ("no tree", "no time", "'no part'")
     ]
+
+
+def test_a_node_that_was_connected_is_not_ended_by_what_may_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A certificate may be renewed, a key put back, and a clock set again; one that never was connected ends."""
+    httpx, supernode = import_module("httpx"), import_module("fedloom_apps.deploy.flower.supernode")
+    left: list[Exception] = []
+
+    def link(*_: Any) -> Any:
+        if isinstance(error := left.pop(0), httpx.HTTPError):
+            raise error
+
+        def receive(limit: int) -> None:
+            raise error
+
+        return SimpleNamespace(receive=receive, close=lambda: None)
+
+    monkeypatch.setattr(supernode, "Link", link)
+    monkeypatch.setattr(supernode, "BACKOFF", (0.0, 0.0))
+    node, key, told = Node("mine.npz", tmp_path), supernode.own_key(tmp_path), list[str]()
+    left[:] = [stranger := httpx.ConnectError("CERTIFICATE_VERIFY_FAILED")]
+    with pytest.raises(supernode.Refused, match="the server at here:1 is not the one that"):
+        supernode.serve(node, "here:1", b"ca", key, told.append)
+    left[:] = [ValueError("no time"), stranger, CheckpointError("no room")]
+    with pytest.raises(CheckpointError, match="no room"):
+        supernode.serve(node, "here:1", b"ca", key, told.append)
+    node.close()
+    assert len([line for line in told if "vouches for" in line and line.endswith("; trying again")]) == 1
 
 
 def transport_to(names: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> Any:

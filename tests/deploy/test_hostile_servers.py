@@ -20,12 +20,12 @@ from fedloom.cli import main
 from fedloom.methods import methods
 from fedloom.models import models
 from fedloom.rounds.exchange import Broadcast
-from fedloom_apps.deploy import messages
+from fedloom_apps.deploy import agreement, messages
 from fedloom_apps.deploy.agreement import AGREED, OFFERED, Agreement
 from fedloom_apps.deploy.assignment import settings_of
 from fedloom_apps.deploy.budget import Budget
 from fedloom_apps.deploy.data import DataSpec
-from fedloom_apps.deploy.messages import Order, pack_broadcast, read_broadcast
+from fedloom_apps.deploy.messages import HELD_OUT, Order, pack_broadcast, read_broadcast
 from fedloom_apps.deploy.node import STOPPED, Node
 from fedloom_apps.deploy.server import Recipe, run
 from fedloom_apps.deploy.wire import pack, unpack
@@ -309,6 +309,22 @@ def test_orders_of_many_lists_in_one_another_do_not_stop_a_node(tmp_path: Path) 
     for data in ({"settings": settings}, {"data": {**order.assignment["data"], "standardised": {"a": deep}}}):
         message = pack("order", vars(order) | {"ticket": TICKET, "assignment": {**order.assignment, **data}})
         assert unpack(node.answer(message, broadcast)).facts["code"] == "message"
+    node.close()
+
+
+def test_an_order_beyond_its_plan_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A level that the model has not, losses on samples that the method does not need, a model of another version."""
+    node, order, broadcast = asked(tmp_path)
+    for number, (change, code) in enumerate((
+        ({"level": 1}, "message"),
+        ({"level": -1}, "message"),
+        ({"do": (HELD_OUT,)}, "message"),
+        ({"assignment": {**order.assignment, "model": 32 * "0"}}, "version"),
+    )):  # fmt: skip
+        message = replace(order, ticket=f"{number:032x}", **change).packed()
+        assert unpack(node.answer(message, broadcast)).facts["code"] == code, change
+    monkeypatch.setattr(agreement, "LONGEST", 10)
+    assert unpack(node.answer(joining(TABLE))).facts["code"] == "message"
     node.close()
 
 

@@ -13,7 +13,7 @@ from fedloom.base.errors import CheckpointError, ConfigError
 from fedloom.cli import main
 from fedloom_apps.deploy.budget import Quota
 from fedloom_apps.deploy.messages import Order
-from fedloom_apps.deploy.node import FILE, STOPPED, Log, Node, reasons
+from fedloom_apps.deploy.node import EVENT, FILE, STOPPED, Log, Node, reasons
 from fedloom_apps.deploy.wire import unpack
 
 
@@ -57,6 +57,15 @@ def test_a_state_folder_that_was_there_is_closed_to_other_users(tmp_path: Path) 
     (home := tmp_path / "state").mkdir(mode=0o755)
     Node("mine.npz", home).close()
     assert home.stat().st_mode & 0o077 == 0
+
+
+def test_a_folder_has_one_node(tmp_path: Path) -> None:
+    """Two would draw their states from under each other."""
+    node = Node("mine.npz", tmp_path)
+    with pytest.raises(CheckpointError, match="is in use"):
+        Node("mine.npz", tmp_path)
+    node.close()
+    Node("mine.npz", tmp_path).close()
 
 
 def test_inputs_beyond_all_bounds_are_not_tried(parts: tuple[Node, Order, bytes], tmp_path: Path) -> None:
@@ -125,3 +134,5 @@ def test_a_log_has_a_limited_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert len(told) == 100
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 2300
     assert reasons(tmp_path / FILE)[-1].endswith("x\n    and more")
+    log("refused: " + "x" * 10**6)
+    assert len(told[-1]) == EVENT
