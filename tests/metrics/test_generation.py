@@ -86,6 +86,7 @@ def test_kid_over_subsets_is_the_mean_of_its_values() -> None:
     found, again, other = (kid(a, b, subsets=40, size=6, seed=s) for s in (0, 0, 1))
     assert found == again != other
     assert found.std > 0
+    assert kid(b, a, subsets=40, size=9).std > 0  # one set is used whole, and the other one is not
     # subsets without replacement leave the expectation where it is: that of the whole, with its own sums
     assert found.mean == pytest.approx(mmd(a.double().numpy(), b.double().numpy()), abs=4 * found.std / 40**0.5)
 

@@ -35,6 +35,11 @@ def test_the_worst_tenth_is_at_least_one_client_and_rounds_down(clients: int, co
     assert best(values) == np.arange(clients - count, clients).mean()
 
 
+def test_a_share_that_is_rounded_to_below_a_whole_number_is_that_number() -> None:
+    assert 0.29 * 100 < 29
+    assert worst(np.arange(100.0), 0.29) == 14.0
+
+
 def test_summary_by_hand() -> None:
     figures = summary([0.2, 0.4, 0.6, 0.8, NAN], weights=[1, 1, 1, 7, 90])
     expected = {

@@ -133,6 +133,10 @@ def test_sequences_count_positions_and_padding_does_not() -> None:
             assert found.value(name) == pytest.approx(alone.value(name), rel=1e-6)
             last = predictions(NAMES, out[2:], y[2:], padding).value(name)
             np.testing.assert_allclose(found.by_group(name, np.array([0, 2, 3]))[1], last, rtol=1e-6)
+            assert found.take(np.array([2])).value(name) == pytest.approx(last, rel=1e-6)
+        each = torch.from_numpy(found.sums["loss"] / found.count)
+        whole = predictions([], out, y, padding, loss=lambda *_, each=each: each)  # a value for all positions
+        assert whole.value("loss") == pytest.approx(alone.value("loss"), rel=1e-6)
 
 
 def test_a_sample_that_is_all_padding_counts_nowhere() -> None:
@@ -191,7 +195,7 @@ def test_numbers_without_an_axis_for_them() -> None:
 
 def test_directions() -> None:
     higher = ("global/accuracy", "clients/auroc/worst10", "average/top5")
-    lower = ("global/loss", "global/train_loss", "clients/loss/mean", "global/ece", "clients/accuracy/gini")
+    lower = ("global/loss", "global/train_mae", "clients/loss/mean", "global/ece", "clients/accuracy/gini")
     assert {direction(key) for key in higher} == {"max"}
     assert {direction(key) for key in lower} == {"min"}
 

@@ -108,6 +108,7 @@ def test_decisions_used_are_played_one_round_later() -> None:
     used = np.random.default_rng(2).dirichlet(np.ones(4), 5)
     np.testing.assert_array_equal(played(used)[1:], used[:-1])
     np.testing.assert_array_equal(played(used)[0], 0.25)
+    np.testing.assert_array_equal(played(used, used[3])[0], used[3])
 
 
 def test_bounds_in_numbers_and_growth() -> None:
