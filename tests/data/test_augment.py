@@ -1,6 +1,7 @@
 """Augmentations against Pillow, against their specification, and as functions of their draws."""
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -188,8 +189,9 @@ def test_draws_have_the_asked_probabilities() -> None:
     assert jitter["brightness"].min() >= 0.6 - 1e-6
     assert jitter["brightness"].max() <= 1.4 + 1e-6
     assert (jitter["hue"][~jitter["happens"]] == 0).all()
-    blur = augmentation("blur").draw(n, shape, rng())
-    assert (blur["sigma"].min(), blur["sigma"].max()) == (pytest.approx(0.1, abs=0.01), pytest.approx(2, abs=0.01))
+    for low, high in ((0.1, 2.0), (0.5, 1.5)):
+        sigma = augmentation({"name": "blur", "low": low, "high": high}).draw(n, shape, rng())["sigma"]
+        assert (sigma.min(), sigma.max()) == (pytest.approx(low, abs=0.01), pytest.approx(high, abs=0.01))
     chosen = augmentation({"name": "randaugment", "operations": 3}).draw(n, shape, rng())["operation"].numpy()
     counts = np.bincount(chosen.ravel(), minlength=len(OPERATIONS))
     assert counts[NUMBER["invert"]] == 0
@@ -220,6 +222,43 @@ def test_autoaugment_draws_the_published_table() -> None:
         other = strength(np.array([NUMBER[name]]), np.array([float(level)]), 10, np.array([-1]), 32, 32)
         signed = {"contrast": 0.4}.get(name, -value) if name not in ("posterize", "solarize") else value
         assert other[0] == pytest.approx(signed), name
+
+
+def test_policies_go_both_ways_and_move_by_shares_of_width_and_height() -> None:
+    shape = (3, 20, 60)  # 150/331 of the width is 27.2 pixels, of the height 9.1
+
+    def strengths(settings: dict[str, Any], name: str) -> list[float]:
+        drawn = augmentation(settings).draw(20_000, shape, rng())
+        return drawn["strength"][drawn["operation"] == NUMBER[name]].unique().tolist()
+
+    largest: dict[str, Any] = {"name": "randaugment", "magnitude": 30}
+    assert strengths(largest, "rotate") == [-30, 30]
+    assert strengths(largest, "translate_x") == [-27, 27]
+    assert strengths(largest, "translate_y") == [-9, 9]
+    assert strengths(largest, "sharpness") == pytest.approx([0.1, 1.9])
+    assert strengths({"name": "autoaugment"}, "translate_x") == [-27, -24, 24, 27]  # at the levels 8 and 9
+    assert strengths({"name": "autoaugment"}, "translate_y") == [-9, -3, 3, 9]  # 3 and 9
+
+
+def test_what_a_policy_moves_in_has_the_mean_colour() -> None:
+    black = torch.zeros(1, 3, 4, 6)
+    drawn = {"operation": torch.tensor([[NUMBER["translate_x"]]]), "strength": torch.tensor([[2.0]])}
+    moved = augmentation("randaugment").apply(black, drawn, Scale.of(black, MEAN, STD))
+    assert (moved[..., :4] == 0).all()
+    torch.testing.assert_close(moved[..., 4:], torch.tensor(MEAN)[:, None, None].expand(1, 3, 4, 2))
+
+
+def test_jitter_changes_brightness_contrast_saturation_and_hue_in_this_order() -> None:
+    x = torch.cat([tensor(photo(1)), tensor(photo(2))])
+    values = {"brightness": 0.7, "contrast": 1.3, "saturation": 0.8, "hue": 0.05}
+    drawn = {name: torch.full((2,), value) for name, value in values.items()} | {"happens": torch.tensor([True, False])}
+    new = augmentation("jitter").apply(x, drawn, Scale.of(x, (), ()))
+    theirs = Image.fromarray(photo(1))
+    for kind, factor in ((ImageEnhance.Brightness, 0.7), (ImageEnhance.Contrast, 1.3), (ImageEnhance.Color, 0.8)):
+        theirs = kind(theirs).enhance(factor)
+    expected = augment.hue(tensor(np.array(theirs)), torch.tensor([0.05]))
+    assert (new[0] - expected[0]).abs().max() < 5 / 255  # Pillow rounds to 8 bits each time
+    assert torch.equal(new[1], x[1])
 
 
 ALL = [[name] for name in augmentations.names()] + [

@@ -16,7 +16,7 @@ from fedloom.data import federate, from_tensors, sources, statistics
 from fedloom.data.partitions import Dirichlet, DirichletBalanced, Iid, Natural, Partition, Pathological
 from fedloom.data.plots import plot_labels
 from fedloom.data.sources import Source
-from fedloom.data.split import by_distribution, split_rows
+from fedloom.data.split import by_distribution, split_rows, systematic
 
 
 def toy(samples: int = 1000, classes: int = 10, **more: object) -> Source:
@@ -40,6 +40,7 @@ def test_splits_are_disjoint_stratified_and_leave_something_to_train_on(
     for k, n in enumerate(sizes):
         assert sorted(np.concatenate([p[k] for p in parts])) == sorted(index[k])
         assert len(parts[2][k]) == min(round(n * held_out), n - 1)
+        assert len(parts[0][k]) == max(n - round(n * held_out) - round(n * validation), 1)
         here = np.bincount(labels[index[k]], minlength=4)
         held = np.bincount(labels[parts[2][k]], minlength=4)
         away = held + np.bincount(labels[parts[1][k]], minlength=4)
@@ -55,6 +56,17 @@ def test_common_test_set_is_dealt_by_each_clients_labels() -> None:
     for k in range(20):
         here = np.bincount(labels[index[k]], minlength=10) / 6
         assert (np.abs(np.bincount(test_labels[mine[k]], minlength=10) - here) <= 1).all()
+
+
+def test_rows_are_taken_from_a_random_offset() -> None:
+    """Each member of a group is taken equally often, and each client gets a test row of a class equally often."""
+    taken, got, rng = np.zeros(5), np.zeros(3), np.random.default_rng(0)
+    index, labels = Index.of([[0, 1], [2, 3], [4, 5]]), np.zeros(6, dtype=int)
+    for _ in range(500):
+        taken += systematic(np.array([5]), np.array([2]), rng)
+        got += by_distribution(index, labels, np.zeros(1, dtype=int), rng).sizes
+    np.testing.assert_allclose(taken / 500, 2 / 5, atol=0.08)
+    np.testing.assert_allclose(got / 500, 1 / 3, atol=0.08)
 
 
 def test_the_images_are_held_once_and_the_same_seed_is_the_same_federation() -> None:
@@ -132,6 +144,7 @@ def test_statistics_by_hand() -> None:
     assert found["classes_per_client"] == {"min": 1, "median": 2.0, "mean": 2.0, "max": 3}
     assert found["label_entropy"]["min"] == 0
     assert found["label_entropy"]["max"] == pytest.approx(1.5 * np.log(2))
+    assert found["entropy_of_all"] == pytest.approx(np.log(2) / 2 + np.log(3) / 3 + np.log(6) / 6)
     assert json.dumps(found)
 
 

@@ -117,6 +117,14 @@ def test_lognormal_sizes_have_the_asked_deviation() -> None:
     assert np.log(balanced.sizes).std() == pytest.approx(0.5, rel=0.06)
 
 
+def test_the_largest_remainders_of_sizes_round_up() -> None:
+    exact = np.exp(0.5 * stream(0, "sizes").standard_normal(50))
+    exact *= 1000 / exact.sum()
+    rest = lognormal_sizes(1000, 50, 0.5, stream(0, "sizes")) - exact
+    assert np.abs(rest).max() < 1
+    assert (1 - rest[rest > 0]).min() >= (-rest[rest < 0]).max()
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_lognormal_sizes_beyond_what_numbers_hold_are_all_of_one_client(seed: int) -> None:
     for sigma in (1e4, 1e30):
@@ -276,6 +284,9 @@ def test_natural_ids_are_clients_and_what_is_left_out_is_said() -> None:
     assert index.rows.tolist() == [0, 2, 5]
     with pytest.raises(DataError, match="too few for 4 clients"):
         Natural()(np.zeros(7, int), 4, stream(0, "partition"), groups)
+    with pytest.warns(UserWarning, match=r"keeps 5 of 50"):
+        some = [Natural()(np.zeros(50, int), 5, stream(seed, "partition"), np.arange(50)).rows for seed in range(2)]
+    assert len({*some[0].tolist(), *some[1].tolist()}) > 5  # drawn at random
 
 
 def test_partitions_loop_over_neither_samples_nor_clients() -> None:

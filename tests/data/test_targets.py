@@ -80,6 +80,13 @@ def test_every_target_row_is_a_row_of_the_pool_drawn_once() -> None:
     assert torch.equal(made.test.y[rows], federation.test.y)
 
 
+def test_a_target_is_the_largest_subset_of_its_shares_drawn_at_random() -> None:
+    labels = np.repeat([0, 1], [10, 4])  # shares 1 and 1/2: the second class is exhausted first
+    drawn = [Imbalanced(2).rows(labels, 2, np.ones((1, 2)), np.random.default_rng(seed)) for seed in range(5)]
+    assert all(np.bincount(labels[rows]).tolist() == [8, 4] for rows in drawn)
+    assert len({frozenset(rows.tolist()) for rows in drawn}) > 1
+
+
 def reachable(value: Any, seen: set[int]) -> list[Any]:
     """Everything that can be reached from an object by attributes, items and containers."""
     if id(value) in seen or value is None or isinstance(value, type):
