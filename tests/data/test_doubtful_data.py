@@ -89,6 +89,22 @@ def test_texts_that_hardly_repeat_are_no_categories() -> None:
         federate(table[:20], "iid", 4, label="risk")
 
 
+@pytest.mark.parametrize("strange", ["unknown", "170,5"])
+def test_numbers_beside_texts_are_no_categories(strange: str) -> None:
+    """A single cell turns a column of numbers in a file into one of texts."""
+    sizes = [str(150 + row % 28) for row in range(59)] + [strange]
+    with pytest.warns(UserWarning, match=f"'size' holds numbers, but also texts like '{strange}', .* 29 values"):
+        federate(pd.DataFrame({"age": X[:, 0], "size": sizes, "risk": Y}), "iid", 4, label="risk")
+
+
+@pytest.mark.parametrize("date", ["2024-01-{}", "{}.01.2024", "2024/1/{} 10:30"])
+def test_dates_in_texts_are_refused_as_dates_are(date: str) -> None:
+    table = pd.DataFrame({"age": X[:, 0], "seen": [date.format(1 + row % 3) for row in range(60)], "risk": Y})
+    with pytest.raises(FedLoomError, match="column 'seen' holds dates; turn it into numbers, or leave it out"):
+        federate(table, "iid", 4, label="risk")
+    federate(table.assign(seen=[*table.seen[:59], "never"]), "iid", 4, label="risk")
+
+
 def test_a_column_that_counts_the_rows_is_warned_of() -> None:
     table = pd.DataFrame({"age": X[:, 0], "id": np.arange(60), "risk": Y})
     with pytest.warns(UserWarning, match="column 'id' counts the rows and is an input"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
 from collections.abc import Hashable, Sequence
@@ -15,6 +16,9 @@ from fedloom.base.errors import DataError, in_words, nearest
 
 CATEGORIES = 1000  # more in a column are rather identities
 FEW = 20  # categories that any column may have, as many as it has rows
+DATE = re.compile(r"(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3\d{4})([ T]\d.*)?")
+NUMBER = re.compile(r"\s*[-+]?\d[\d.,]*\s*")
+"""Texts that are numbers, also with decimal commas."""
 
 
 def is_frame(data: Any) -> bool:
@@ -101,7 +105,16 @@ def encoded(frames: Sequence[Any], what: str) -> tuple[list[np.ndarray], list[st
                 f"{what}: column {column!r} has {len(known)} different texts, too many for categories; turn it "
                 "into numbers, or leave it out of features=."
             )
-        if len(known) > FEW and 2 * len(known) > (rows := sum(map(len, series))):
+        others = [text for text in known if not NUMBER.fullmatch(text)]
+        if len(known) > FEW and 2 * len(others) < len(known):
+            strange = next(iter(others), next((text for text in known if "," in text), known[0]))
+            warnings.warn(
+                f"{what}: column {column!r} holds numbers, but also texts like {strange!r}, so that each of its "
+                f"{len(known)} values becomes an input; write numbers with points, and leave the other cells empty "
+                "(data.missing).",
+                stacklevel=3,
+            )
+        elif len(known) > FEW and 2 * len(known) > (rows := sum(map(len, series))):
             warnings.warn(
                 f"{what}: column {column!r} has {len(known)} different texts in {rows} rows, each of which becomes an "
                 "input; if it holds names or sentences, turn it into numbers, or leave it out of features=.",
@@ -146,13 +159,15 @@ def _narrowed(column: Any, what: str) -> np.ndarray:
 
 
 def _in_time(column: Any) -> bool:
-    """Whether a column holds dates, times or durations."""
+    """Whether a column holds dates, times or durations, or texts that are dates."""
     import pandas as pd
 
     kinds = pd.api.types
     if kinds.is_datetime64_any_dtype(column.dtype) or kinds.is_timedelta64_dtype(column.dtype):
         return True
-    return len(column) > 0 and isinstance(column.iloc[0], date | time | timedelta)
+    if len(column) and isinstance(column.iloc[0], date | time | timedelta):
+        return True
+    return len(column) > 0 and all(isinstance(cell, str) and DATE.fullmatch(cell) for cell in column)
 
 
 def categories(parts: Sequence[Any]) -> list[str]:
