@@ -26,7 +26,7 @@ from fedloom.experiment.federated import run
 from fedloom.methods import make
 from fedloom.models import models
 from fedloom.parts.drift import FedDynDrift
-from fedloom.parts.objectives import Proximal, SquaredError
+from fedloom.parts.objectives import BinaryCrossEntropy, Proximal, SquaredError
 from fedloom.parts.server import SGD, Extrapolated
 from fedloom_apps.distill.experiment import SGDConfig
 
@@ -179,7 +179,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         r"does not take inputs of shape \(3,\): .*; the table has 3 columns of inputs, one for each category",
     ),
     "views": ({"views": ("bluur",)}, r"unknown augmentation 'bluur'; did you mean 'blur'\?"),
-    "outputs": ({"model": lambda: Narrow(4, 2)}, r"the model has 2 outputs, but the data have 3 classes\."),
+    "outputs": ({"model": lambda: Narrow(4, 2)}, r"the model has 2 outputs, but the data have 3 classes; give"),
+    "one output for two classes": (
+        {"model": lambda: Narrow(3, 1), "federation": people()},
+        r"has 1 outputs, but the data have 2 classes; .*method\.objective=\[binary_cross_entropy\], takes one",
+    ),
     "device": ({"device": "tpu"}, r"unknown device 'tpu'; did you mean 'cpu'\?"),
     "squared error of classes": (
         {"method": Method("mine", objective=(SquaredError(),))},
@@ -229,6 +233,16 @@ def test_probabilities_where_cross_entropy_wants_logits_are_a_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         run(experiment(rounds=1, model=lambda: nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(-1))))
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_sigmoid_before_the_one_of_the_loss_is_a_warning() -> None:
+    binary = {"method": make("fedavg").with_loss(BinaryCrossEntropy()), "federation": people(), "rounds": 1}
+    with pytest.warns(UserWarning, match=r"the model returns probabilities, .* without the sigmoid"):
+        run(experiment(**binary, model=lambda: nn.Sequential(nn.Linear(3, 1), nn.Sigmoid(), nn.Flatten(0))))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(experiment(**binary, model=lambda: nn.Linear(3, 1)))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -181,7 +181,27 @@ def _target_kind(experiment: Experiment, plan: ClientPlan, federation: Federatio
         for term in method.data_terms:
             try_loss(term, out, y)
         return STRUCTURES
-    return check_targets(method, arrays, out, experiment.evaluation.metrics)
+    kind = check_targets(method, arrays, out, experiment.evaluation.metrics)
+    if kind == TRUTHS and ends_in_sigmoid(model, sample):
+        warnings.warn(
+            "the model returns probabilities, but binary cross entropy and metrics apply a sigmoid of their own, so "
+            "that every sample counts as positive; return the logits, without the sigmoid at the end.",
+            stacklevel=outside(),
+        )
+    return kind
+
+
+def ends_in_sigmoid(model: nn.Module, x: Tensor) -> bool:
+    """Whether the last operation of a model, but for those that change the shape alone, is a sigmoid.
+
+    >>> ends_in_sigmoid(nn.Sequential(nn.Linear(2, 1), nn.Sigmoid(), nn.Flatten(0)), torch.zeros(3, 2))
+    True
+    """
+    with torch.enable_grad():
+        node = model(x).grad_fn
+    while node is not None and node.name().startswith(("View", "Squeeze", "Unsqueeze", "Select", "UnsafeView")):
+        node = node.next_functions[0][0]
+    return node is not None and node.name().startswith("Sigmoid")
 
 
 def _structures(experiment: Experiment, arrays: Arrays) -> None:
@@ -290,7 +310,7 @@ def check_targets(method: Method, arrays: Arrays, out: Tensor, metrics: Sequence
         raise ConfigError(
             f"{place.partition('.')[0]} {label(part)!r} compares outputs with {wanted}, but the targets of these data "
             f"are {_targets_in_words(y, wanted)}; choose loss={usual!r} in Python, or method.objective=[{usual}]"
-            f"{_class_numbers_instead(y, wanted)}."
+            f"{_other_form(y, wanted)}."
         )
     if method.needs("label_counts") and are_numbers(y):
         raise ConfigError(f"{method.who_needs('label_counts')} needs classes, but these targets are numbers.")
@@ -310,7 +330,10 @@ def check_targets(method: Method, arrays: Arrays, out: Tensor, metrics: Sequence
             f"{wanted}, with the classes last; move them there, like logits.movedim(1, -1)."
         )
     if kind == CLASSES and out.shape[-1] < arrays.classes:
-        raise ConfigError(f"the model has {out.shape[-1]} outputs, but the data have {arrays.classes} classes.")
+        one = f"loss={USUAL[TRUTHS]!r} in Python, or method.objective=[{USUAL[TRUTHS]}], takes one for two classes"
+        advice = one if out.shape[-1] == 1 and arrays.classes == 2 else "give it one for each class"
+        has = f"the model has {out.shape[-1]} outputs, but the data have {arrays.classes} classes"
+        raise ConfigError(f"{has}; {advice}.")
     by_class = next((need for need in BY_CLASS if method.needs(need)), None)
     if kind == CLASSES and by_class and out.shape[-1] != arrays.classes:
         raise ConfigError(
@@ -397,12 +420,16 @@ def _type(t: Tensor) -> str:
     return str(t.dtype).removeprefix("torch.")
 
 
-def _class_numbers_instead(y: Tensor, wanted: TargetKind | None) -> str:
-    """What else to do with floats that may be meant as classes.
+def _other_form(y: Tensor, wanted: TargetKind | None) -> str:
+    """What else to do with floats that may be meant as classes, and whole numbers that may be meant as numbers.
 
-    >>> _class_numbers_instead(torch.tensor([0.0, 2.0]), "classes"), _class_numbers_instead(torch.eye(2), "classes")
+    >>> _other_form(torch.tensor([0.0, 2.0]), "classes"), _other_form(torch.eye(2), "classes")
     ('; or give class numbers as integers', '; or give class numbers, the argmax of each row')
+    >>> _other_form(torch.tensor([63, 70]), "numbers")
+    '; or give the numbers as floats, like 63.0, since whole numbers are classes'
     """
+    if wanted == NUMBERS and not are_numbers(y):
+        return f"; or give the numbers as floats, like {float(y.flatten()[0])}, since whole numbers are classes"
     if wanted != CLASSES or not are_numbers(y) or bool((y != y.round()).any() or (y < 0).any()):
         return ""
     if y.ndim == 1:
