@@ -114,7 +114,7 @@ def test_fedexp_looks_at_disagreement_and_not_at_how_long_a_mixing_makes_the_ste
 
 
 def test_fednova_is_refused_where_clients_train_different_networks() -> None:
-    with pytest.raises(ConfigError, match=r"^drift 'normalized' scales .* but with personal '.*' clients train"):
+    with pytest.raises(ConfigError, match=r"^drift 'normalised' scales .* but with personal '.*' clients train"):
         go(Method("mixed", (CrossEntropy(),), drift=FedNovaDrift(), personal=WidthSlice()))
 
 

@@ -71,7 +71,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "fednova and adam": (
         lambda: experiment("fednova", local=Local(optimiser="adam")),
-        r"drift 'normalized' .* by sgd, not adam",
+        r"drift 'normalised' .* by sgd, not adam",
     ),
     "evaluation": (lambda: Evaluation(what=("globl",)), r"unknown evaluation 'globl'; did you mean 'global'\?"),
     "target 0": (lambda: Evaluation(target=0.0), r"target accuracy is 0, but it must lie in \(0, 1\]"),

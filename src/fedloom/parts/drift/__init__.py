@@ -22,7 +22,7 @@ __getattr__ = drifts.lazily(
     __name__,
     [
         "admm.ADMM", "fedcm=fedcm.FedCMDrift", "dc=feddc.FedDCDrift", "dynamic=feddyn.FedDynDrift",
-        "normalized=fednova.FedNovaDrift", "split=fedsplit.FedSplitDrift", "scaffold.Scaffold",
+        "normalised=fednova.FedNovaDrift", "split=fedsplit.FedSplitDrift", "scaffold.Scaffold",
         "momentum=momentum.KeptMomentum", "gradient_tracking=tracking.GradientTracking",
         "cached=cached.CachedUpdates", "delay=delay.DelayCompensation",
     ],
