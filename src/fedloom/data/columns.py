@@ -90,7 +90,8 @@ def encoded(frames: Sequence[Any], what: str) -> tuple[list[np.ndarray], list[st
             continue
         if any(_in_time(entry) for entry in series):
             raise DataError(
-                f"{what}: column {column!r} holds dates; turn it into numbers, or leave it out of features=."
+                f"{what}: column {column!r} holds dates; turn it into numbers, or leave it out of data.features "
+                "(features= in Python)."
             )
         if any(pd.api.types.is_numeric_dtype(entry.dtype) for entry in series):
             raise DataError(
