@@ -20,7 +20,7 @@ from fedloom.parts.objectives import Decorrelation, HeadOnMeans, TrainableProtot
 from fedloom.rounds.exchange import Broadcast
 from fedloom.rounds.plan import ClientPlan
 from fedloom.rounds.server import Server, first_state
-from fedloom_apps.deploy.answers import least_loss, read_result, same_scale, same_shapes
+from fedloom_apps.deploy.answers import least_loss, measured, read_result, same_scale, same_shapes
 from fedloom_apps.deploy.assignment import Forms, forms, prepare_without_data
 from fedloom_apps.deploy.flower import LARGEST
 from fedloom_apps.deploy.flower.superlink import HEADER, Guard
@@ -216,6 +216,14 @@ def test_traffic_that_no_answer_has_is_counted_by_the_server(sent: object, hones
     plan, down, packet, known = honest
     assert read_result(0, packet, down, plan, known).traffic == (9, 36)
     assert read_result(0, packet._replace(facts={"loss": 1.0, "sent": sent}), down, plan, known).traffic is None
+
+
+def test_metrics_come_with_a_loss(honest: Any) -> None:
+    """Also those of the only node that has test samples, with which no others can be compared."""
+    plan, *_ = honest
+    values = {"loss": 1.0, "accuracy": 0.5}
+    assert measured(Packet("answer", {"n": 2, "values": values}, {}), plan) == {"n": 2, **values}
+    assert measured(Packet("answer", {"n": 2, "values": {"accuracy": 0.5}}, {}), plan) == "its answer holds no loss"
 
 
 def test_what_differs_from_most_is_left_out(honest: Any) -> None:
