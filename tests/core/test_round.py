@@ -122,7 +122,9 @@ def test_a_client_whose_loss_is_not_finite_is_left_out_before_work() -> None:
     federation = marked(2, 1e308)
     result = go(method, federation=federation, model=lambda: scaled(headless()), rounds=1)
     assert [str(f) for f in result.failures] == ["round 1, client 2: its loss of the received model is not finite"]
-    assert result.history[0]["comm/up_params"] == (15 + 1) * (len(SIZES) - 1)
+    sent = result.history[0]
+    assert sent["comm/up_params"] == (15 + 1) * (len(SIZES) - 1)
+    assert sent["comm/bytes"] == 8 * (sent["comm/up_params"] + sent["comm/down_params"])
 
 
 def test_class_counts_are_told_once_by_all_clients() -> None:

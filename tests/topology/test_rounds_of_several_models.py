@@ -202,6 +202,16 @@ def test_two_levels_with_every_round_in_the_cloud_are_one_level() -> None:
     assert two.history[-1]["comm/bytes"] == 3 * (2 * 6 + 2 * 3) * len(one) * 8
 
 
+def test_the_servers_model_is_the_mean_over_clients_of_the_models_that_they_receive() -> None:
+    result = go(on(Hierarchy(4, cloud_every=9)), rounds=2)
+    plan, server = result.trained.plan, result.snapshot.server
+    assert plan.receivers.tolist() == [2, 1, 2, 1]
+    of_clients = models(result)[plan.model_of]
+    torch.testing.assert_close(server.theta, of_clients.mean(0), rtol=0, atol=TINY)
+    distances = (of_clients - of_clients.mean(0)).square().sum(1)
+    assert server.distance(plan.receivers) == pytest.approx(float(distances.mean()))
+
+
 def test_a_complete_graph_is_averaging_with_equal_shares() -> None:
     one, all_of_them = go(Method("mean", LOSS, mixing=Uniform())), models(go(on(Complete())))
     torch.testing.assert_close(all_of_them[0], one.snapshot.server.theta, rtol=0, atol=TINY)
