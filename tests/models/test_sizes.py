@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from fedloom.models import EarlyExit, in_exit, macs, models
+from fedloom.models.deep import PreBlock
 
 
 def measured(name: str, classes: int, inputs: tuple[int, ...], **settings: Any) -> tuple[int, int]:
@@ -145,3 +147,22 @@ def test_positions_of_a_recurrent_network_agree() -> None:
     assert every(x).shape == (3, 6, 5)
     torch.testing.assert_close(every(x)[:, -1], last(x))
     torch.testing.assert_close(every.head(every.features(x)), every(x))
+
+
+@pytest.mark.parametrize(("after", "stride"), [(2, 1), (3, 2)])
+def test_a_preactivated_block_projects_what_is_activated(after: int, stride: int) -> None:
+    """He et al., ECCV 2016: y = W₂ ⋆ a₂(W₁ ⋆ a₁(x)) + x, or + P ⋆ a₁(x), where a is norm, then ReLU."""
+    torch.manual_seed(0)
+    block, x = PreBlock(2, after, stride, nn.BatchNorm2d), torch.randn(4, 2, 6, 6)
+    y = block(x)  # with the statistics of the batch
+
+    def active(z: torch.Tensor) -> torch.Tensor:
+        mean, var = z.mean((0, 2, 3), keepdim=True), z.var((0, 2, 3), unbiased=False, keepdim=True)
+        return ((z - mean) / (var + 1e-5).sqrt()).clamp(min=0)
+
+    first = functional.conv2d(active(x), block.conv1.weight, stride=stride, padding=1)
+    second = functional.conv2d(active(first), block.conv2.weight, padding=1)
+    projection = block.shortcut
+    short = x if projection is None else functional.conv2d(active(x), projection.weight, stride=stride)
+    assert (projection is None) == (after == 2)
+    torch.testing.assert_close(y, second + short, rtol=1e-5, atol=1e-5)
