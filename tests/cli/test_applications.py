@@ -140,7 +140,9 @@ def test_a_module_of_ones_own_is_imported(tmp_path: Path, monkeypatch: pytest.Mo
     said = subprocess.run(
         [sys.executable, "-m", "fedloom", "run", "--import", "yours"], cwd=tmp_path, capture_output=True, text=True
     ).stderr
-    assert said == "fedloom: --import yours: No module named 'yours'; name a module found from here, without .py.\n"
+    assert (
+        said == "fedloom: --import yours: No module named 'yours'; name a module that can be imported, without .py.\n"
+    )
 
 
 def test_the_code_of_an_application_is_not_a_users() -> None:

@@ -235,7 +235,7 @@ def test_results_are_shown_where_their_page_cannot_be_written(cli: Cli, monkeypa
     monkeypatch.setattr("fedloom_apps.report.render.write_whole", full)
     done = cli("run", "-q", "data=digits", "clients=3", "rounds=1", "model=logistic", "method=fedavg", "out=there")
     assert (done.code, "run directory: there" in done.out) == (2, True)
-    assert done.err.startswith("fedloom: report: the report there/report.html cannot be written: No space")
+    assert done.err.startswith("fedloom: report: the report there/tables.tex cannot be written: No space")
     assert cli("verify", "there").out == "there: as recorded\n"
 
 

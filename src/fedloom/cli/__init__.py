@@ -413,7 +413,7 @@ def _import(module: str) -> None:
     try:
         import_module(module)
     except ImportError as error:
-        raise ConfigError(f"--import {module}: {error}; name a module found from here, without .py.") from error
+        raise ConfigError(f"--import {module}: {error}; name a module that can be imported, without .py.") from error
 
 
 @contextmanager
