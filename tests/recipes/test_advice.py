@@ -134,10 +134,12 @@ def test_all_clients_in_every_round(protocol: Any) -> None:
         return found
 
     iid, skewed = rounds("mnist_iid_all_972", 0.972), rounds("mnist_dir6_all_971", 0.971)
+    more = rounds("mnist_dir3_all_971", 0.971)
     for text in (
         "FedDyn takes {FedDyn} rounds to 97.2 % on MNIST, IID, as many as SCAFFOLD ({SCAFFOLD})".format(**iid),
         "FedAvg takes {FedAvg} and FedProx {FedProx}".format(**iid),
         "{FedDyn} rounds to 97.1 %, SCAFFOLD {SCAFFOLD}, FedAvg {FedAvg} and FedProx {FedProx}".format(**skewed),
+        "with .3 it takes {FedDyn} and SCAFFOLD {SCAFFOLD}".format(**more),
     ):
         assert text in PAGE
 
