@@ -77,6 +77,18 @@ def test_a_further_look_by_hand(protocol: ModuleType) -> None:
     assert protocol.evidence(claim(protocol, looks=2), first) == protocol.evidence(claim(protocol), first)
 
 
+def test_firm_verdicts_allow_for_looks_as_well_as_for_claims(reproduction: ModuleType, protocol: ModuleType) -> None:
+    """Gains 1, 2, 3, 2, 2: 2 ± t(p, 4) × .3162; t is 4.60 with p = .995, 5.60 with .9975, 6.76 with .99875."""
+    first, second = (claim(protocol, looks=looks) for looks in (1, 2))
+    results = stored(A=[1, 2, 3, 2, 2], B=[0] * 5)
+    once, twice = (protocol.evidence(row, results) for row in (first, second))
+    for claims, firm_once, firm_twice in ((5, True, True), (10, True, False), (50, False, False)):
+        p = stats.t.ppf(1 - 0.025 / claims, 4) * once.gain["se"], stats.t.ppf(1 - 0.0125 / claims, 4) * twice.gain["se"]
+        assert (p[0] < 2, p[1] < 2) == (firm_once, firm_twice)
+        assert reproduction.is_firm(first, once, claims) is firm_once
+        assert reproduction.is_firm(second, twice, claims) is firm_twice
+
+
 def test_a_gain_that_is_far_smaller_than_published(protocol: ModuleType) -> None:
     """Gains -1, 0, 1, 0, 0: mean 0, s.e. .3162, t(.975, 4) = 2.7764, so that the interval is 0 ± .878."""
     results = stored(A=[-1, 0, 1, 0, 0], B=[0] * 5)

@@ -389,12 +389,13 @@ def merged(results: Mapping[str, Any], run: str, seed: str, record: Mapping[str,
 
 
 def looked_at(file: ClaimFile, results: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
-    """Results with one look more than before, if they have further seeds for a claim that enough did not decide."""
-    added = {run for run, seeds in results["runs"].items() if seeds.keys() - before["runs"].get(run, {}).keys()}
+    """Results with one look more than before, if a claim that enough seeds did not decide has further pairs of runs."""
     again = any(
-        judged is not None and judged.gain["seeds"] >= one.seeds and judged.verdict is Verdict.SEEDS
-        for one, (_, judged) in zip(file.claims, file.judged(before), strict=True)
-        if {one.ours, one.other} & added
+        earlier is not None
+        and earlier.verdict is Verdict.SEEDS
+        and now is not None
+        and now.gain["seeds"] > earlier.gain["seeds"] >= row.seeds
+        for row, (_, earlier), (_, now) in zip(file.claims, file.judged(before), file.judged(results), strict=True)
     )
     return {**results, "looks": before["looks"] + again}
 
