@@ -4,7 +4,7 @@
     FEDLOOM_DATA=... python recipes/gpu.py --minutes 600 --device cpu --at-once 1
     python recipes/gpu.py --dry-run                           # print the order and the estimates alone
 
-Whenever a place is free, the next run is that of the claims with the largest (importance × chance to decide) / minutes,
+Whenever a place is free, the next run is one of the claims with the largest (importance × chance to decide) / minutes,
 seed by seed, so that pairs are complete early. Minutes are those that claim files estimate, until rounds of a run have
 been measured here. Every minute the runs that have ended are added to the results beside the claims, and the curves of
 all are written to ``partial.json`` in the folder of runs. When time is up, runs are interrupted and leave a checkpoint;
@@ -45,7 +45,7 @@ class Job(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Its folder, below that of all runs."""
+        """Its folder, relative to the folder of all runs."""
         return f"{self.file.name}/{self.run.replace(' ', '_')}/{self.seed}"
 
 
@@ -63,21 +63,21 @@ class Card:
 
     def order(self) -> Iterator[Job]:
         """Jobs that are neither running nor failed, the most promising first."""
-        for one in open_work(self.files, self.results, self.rates()):
-            jobs = [Job(one.file, work.run, seed) for work in one.works for seed in work.seeds]
+        for open_file in open_work(self.files, self.results, self.rates()):
+            jobs = [Job(open_file.file, work.run, seed) for work in open_file.works for seed in work.seeds]
             yield from (j for j in sorted(jobs, key=lambda j: j.seed) if not {j} & (self.running.keys() | self.failed))
 
     def rates(self) -> dict[tuple[str, str], float]:
-        """Minutes of one seed of each run of which rounds were measured here, by the name of its file and its own."""
-        found: dict[tuple[str, str], float] = {}
+        """Minutes for one seed of each run, by its file and its name, where rounds of it were measured here."""
+        minutes: dict[tuple[str, str], float] = {}
         for file in self.files:
             for run, settings in file.complete.items():
                 for path in (self.runs / Job(file, run, 0).place).parent.glob("*/metrics.jsonl"):
                     seconds = [record["seconds"] for record in RunDirectory(path.parent).metrics()]
                     if len(seconds) > 1:  # the first one compiles and allocates
                         mean = sum(seconds[1:]) / (len(seconds) - 1)
-                        found[file.name, run] = mean * settings["rounds"] / 60
-        return found
+                        minutes[file.name, run] = mean * settings["rounds"] / 60
+        return minutes
 
     def fill(self) -> None:
         """Start runs until all places are taken."""
@@ -120,8 +120,8 @@ class Card:
         curves = {}
         for job in self.running:
             history = RunDirectory(self.runs / job.place).metrics()
-            measured = {name: [record.get(name) for record in history] for name in job.file.metrics}
-            curves[job.place] = {"rounds": len(history), "curves": measured}
+            values = {name: [record.get(name) for record in history] for name in job.file.metrics}
+            curves[job.place] = {"rounds": len(history), "curves": values}
         write(self.runs / "partial.json", json.dumps(curves))
 
     def stop(self) -> None:
@@ -145,16 +145,16 @@ def start(words: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
 
 def work(card: Card, minutes: float, every: float = 60.0) -> None:
     """Keep the device busy until time is up or nothing is open."""
-    end, noted = time.monotonic() + 60 * minutes, time.monotonic()
+    end, last_record = time.monotonic() + 60 * minutes, time.monotonic()
     try:
         while time.monotonic() < end:
             card.collect()
             card.fill()
             if not card.running:
                 return
-            if time.monotonic() - noted >= every:
+            if time.monotonic() - last_record >= every:
                 card.partial()
-                noted = time.monotonic()
+                last_record = time.monotonic()
             time.sleep(POLL)
     finally:
         card.partial()
@@ -171,14 +171,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--claims", type=Path, default=Path(__file__).parent / "claims")
     parser.add_argument("--runs", type=Path, default=Path("runs/claims"))
     parser.add_argument("--dry-run", action="store_true", help="print the order alone")
-    given = parser.parse_args(arguments)
-    files = read_claims(given.claims)
-    card = Card(files, given.runs, given.device, given.at_once, {file.name: file.results() for file in files})
-    if given.dry_run:
-        for one in open_work(files, card.results, card.rates()):
-            print(f"{one.score:8.4f}  {one.file.name}: {one.minutes:.0f} minutes")
+    args = parser.parse_args(arguments)
+    files = read_claims(args.claims)
+    card = Card(files, args.runs, args.device, args.at_once, {file.name: file.results() for file in files})
+    if args.dry_run:
+        for open_file in open_work(files, card.results, card.rates()):
+            print(f"{open_file.score:8.4f}  {open_file.file.name}: {open_file.minutes:.0f} minutes")
         return 0
-    work(card, given.minutes)
+    work(card, args.minutes)
     return int(bool(card.failed))
 
 

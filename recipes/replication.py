@@ -32,7 +32,7 @@ class Gain(NamedTuple):
     claim: Claim
     verdict: Verdict
     published: float
-    ours: float
+    mean: float
     low: float
     high: float
 
@@ -59,42 +59,44 @@ SAVINGS = Panel("transmissions of the other / of the first", log, (0.4, 16), (0.
 
 def gains(decided: Sequence[tuple[Claim, Evidence]]) -> dict[Panel, list[Gain]]:
     """The decided comparisons of each panel; those without a published gain, which are bounds, are left out."""
-    found: dict[Panel, list[Gain]] = {POINTS: [], SAVINGS: []}
-    for claim, one in decided:
+    by_panel: dict[Panel, list[Gain]] = {POINTS: [], SAVINGS: []}
+    for claim, outcome in decided:
         if not (published := published_gain(claim)):
             continue
-        ours = [one.gain[key] for key in ("mean", "low", "high")]
+        interval = [outcome.gain[key] for key in ("mean", "low", "high")]
         if not claim.lower:
-            found[POINTS].append(Gain(claim, one.verdict, published, *ours))
+            by_panel[POINTS].append(Gain(claim, outcome.verdict, published, *interval))
             continue
-        needs = float(claim.published.partition(" : ")[0])
-        spent = float(one.ours.removeprefix("≥ "))
-        found[SAVINGS].append(Gain(claim, one.verdict, 1 + published / needs, *(1 + gain / spent for gain in ours)))
-    return found
+        other_published = float(claim.published.partition(" : ")[0])
+        first_cost = float(outcome.ours.removeprefix("≥ "))
+        by_panel[SAVINGS].append(
+            Gain(claim, outcome.verdict, 1 + published / other_published, *(1 + gain / first_cost for gain in interval))
+        )
+    return by_panel
 
 
 def picture(decided: Sequence[tuple[Claim, Evidence]]) -> str:
     """Both panels, and what the colours mean, as SVG."""
-    drawn = []
-    for number, (panel, found) in enumerate(gains(decided).items()):
+    elements = []
+    for number, (panel, dots) in enumerate(gains(decided).items()):
         across = LEFT + number * (SIDE + LEFT + GAP)
-        drawn.append(f'<g transform="translate({across},{TOP})">{"".join(_panel(panel, found))}</g>')
+        elements.append(f'<g transform="translate({across},{TOP})">{"".join(_panel(panel, dots))}</g>')
     for number, (verdict, color) in enumerate(COLORS.items()):
         x, y = LEFT + 6 + number % 3 * 300, TOP + SIDE + 54 + number // 3 * 18
-        drawn.append(f'<circle cx="{x}" cy="{y}" r="4" fill="{color}"/>{_text(x + 10, y + 4, verdict)}')
+        elements.append(f'<circle cx="{x}" cy="{y}" r="4" fill="{color}"/>{_text(x + 10, y + 4, verdict)}')
     width, height = 2 * (SIDE + LEFT) + GAP + 16, TOP + SIDE + FOOT
     size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
     look = 'font-family="system-ui, sans-serif" font-size="11"'
     title = "<title>Published gains and ours</title>"
     paper = '<rect width="100%" height="100%" fill="white"/>'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {look}>{title}{paper}{"".join(drawn)}</svg>\n'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {look}>{title}{paper}{"".join(elements)}</svg>\n'
 
 
-def _panel(panel: Panel, found: Sequence[Gain]) -> list[str]:
+def _panel(panel: Panel, dots: Sequence[Gain]) -> list[str]:
     """The elements of a panel: its frame, then its dots, those that are not reproduced on top."""
     none, (low, high) = SIDE - panel.place(panel.none), panel.ends
     start, end = panel.place(low), panel.place(high)
-    drawn = [
+    elements = [
         _text(0, -12, panel.title, 'font-weight="600"'),
         f'<rect width="{SIDE}" height="{SIDE}" fill="none" stroke="{GREY}"/>',
         _line(start, SIDE - start, end, SIDE - end, f'stroke="{GREY}" stroke-dasharray="4 4"'),
@@ -104,15 +106,15 @@ def _panel(panel: Panel, found: Sequence[Gain]) -> list[str]:
     ]
     for mark in panel.marks:
         at = panel.place(mark)
-        drawn.append(_text(at, SIDE + 15, f"{mark:g}", f'text-anchor="middle" fill="{GREY}"'))
-        drawn.append(_text(-6, SIDE - at + 4, f"{mark:g}", f'text-anchor="end" fill="{GREY}"'))
-    for one in sorted(found, key=lambda gain: list(COLORS).index(gain.verdict)):
-        x, color = panel.place(one.published), COLORS[one.verdict]
-        bottom, middle, top = (SIDE - panel.place(value) for value in (one.low, one.ours, one.high))
+        elements.append(_text(at, SIDE + 15, f"{mark:g}", f'text-anchor="middle" fill="{GREY}"'))
+        elements.append(_text(-6, SIDE - at + 4, f"{mark:g}", f'text-anchor="end" fill="{GREY}"'))
+    for dot in sorted(dots, key=lambda gain: list(COLORS).index(gain.verdict)):
+        x, color = panel.place(dot.published), COLORS[dot.verdict]
+        bottom, middle, top = (SIDE - panel.place(value) for value in (dot.low, dot.mean, dot.high))
         line = _line(x, bottom, x, top, f'stroke="{color}" stroke-opacity=".45"')
-        about = f"<title>{escape(f'{one.claim.table}: {one.claim.says}')}</title>"
-        drawn.append(f'{line}<circle cx="{x}" cy="{middle:g}" r="3.5" fill="{color}">{about}</circle>')
-    return drawn
+        about = f"<title>{escape(f'{dot.claim.table}: {dot.claim.says}')}</title>"
+        elements.append(f'{line}<circle cx="{x}" cy="{middle:g}" r="3.5" fill="{color}">{about}</circle>')
+    return elements
 
 
 def _text(x: float, y: float, words: str, look: str = "") -> str:

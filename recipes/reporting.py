@@ -34,19 +34,19 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def left_out(history: Sequence[Mapping[str, Any]]) -> float:
+def excluded_share(history: Sequence[Mapping[str, Any]]) -> float:
     """The share of client updates that were excluded from a run because they were not finite or their client failed.
 
-    >>> left_out([{"cohort": 4, "failures": 0}, {"cohort": 4, "failures": 1}])
+    >>> excluded_share([{"cohort": 4, "failures": 0}, {"cohort": 4, "failures": 1}])
     0.125
     """
     return sum(record["failures"] for record in history) / max(sum(record["cohort"] for record in history), 1)
 
 
-def shares(results: Mapping[str, Any], *path: str) -> Iterator[tuple[str, float]]:
+def excluded_shares(results: Mapping[str, Any], *path: str) -> Iterator[tuple[str, float]]:
     """Every ``left_out`` in stored results, with the names above it; 0 for runs that store only 0 ``failures``.
 
-    >>> list(shares({"runs": {"FedAvg": {"seed0": {"left_out": 0.5}, "seed1": {"failures": 0}}}}))
+    >>> list(excluded_shares({"runs": {"FedAvg": {"seed0": {"left_out": 0.5}, "seed1": {"failures": 0}}}}))
     [('FedAvg, seed0', 0.5), ('FedAvg, seed1', 0.0)]
     """
     if results.get("failures") == 0 and "left_out" not in results:
@@ -55,12 +55,12 @@ def shares(results: Mapping[str, Any], *path: str) -> Iterator[tuple[str, float]
         if key == "left_out":
             yield ", ".join(name for name in path if name not in GENERAL), float(value)
         elif isinstance(value, Mapping):
-            yield from shares(value, *path, key)
+            yield from excluded_shares(value, *path, key)
 
 
-def verdict(results: Mapping[str, Any]) -> int:
+def exit_code(results: Mapping[str, Any]) -> int:
     """A recipe's exit code: 1, with a sentence for each such run, if more than 5 % of a run's updates were excluded."""
-    wrong = [(name, share) for name, share in shares(results) if share > MOST]
+    wrong = [(name, share) for name, share in excluded_shares(results) if share > MOST]
     for name, share in wrong:
         print(f"{name}: {share:.1%} of the client updates were excluded; take a smaller step size.", file=sys.stderr)
     return int(bool(wrong))
@@ -80,34 +80,34 @@ def reports_errors(main: Callable[P, int]) -> Callable[P, int]:
     return wrapped
 
 
-def notes(results: dict[str, Any], made: int = 0) -> list[str]:
+def notes(results: dict[str, Any], count: int = 0) -> list[str]:
     """The end of a page: the runs that excluded updates, with their shares, and the hand-written ``notes``.
 
-    ``made`` is the number of all runs, where a recipe knows it: those without a count are reported, too.
+    ``count`` is the number of all runs, where a recipe knows it: those without a count are reported, too.
     """
-    text, runs = [], list(shares(results))
-    if runs or made:
+    text, runs = [], list(excluded_shares(results))
+    if runs or count:
         text += ["", "## Excluded client updates", ""]
-    if made > len(runs):
-        text += [f"Not recorded in {made - len(runs)} of {made} runs.", *([""] if runs else [])]
+    if count > len(runs):
+        text += [f"Not recorded in {count - len(runs)} of {count} runs.", *([""] if runs else [])]
     if runs:
-        wrong = [one for one in runs if one[1]]
+        wrong = [run for run in runs if run[1]]
         text += [f"Of {len(runs)} runs in which they were counted, {len(wrong) or 'none'} excluded an update."]
         if wrong:
             text += ["", table(["run", "updates excluded"], [[name, f"{share:.2%}"] for name, share in wrong])]
-    written = [f"- {note}" for note in results.get("notes", [])]
-    return text + (["", "## What holds and what does not", "", *written] if written else [])
+    handwritten = [f"- {note}" for note in results.get("notes", [])]
+    return text + (["", "## What holds and what does not", "", *handwritten] if handwritten else [])
 
 
 def cpu_seconds() -> float:
     """CPU seconds used so far by this process and by its finished workers."""
-    spent = os.times()
-    return spent.user + spent.system + spent.children_user + spent.children_system
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
-def spend(results: dict[str, Any], spent: Mapping[str, float]) -> None:
+def add_core_seconds(results: dict[str, Any], seconds_by_key: Mapping[str, float]) -> None:
     """Add the CPU seconds of some runs to those of the results."""
-    for key, seconds in spent.items():
+    for key, seconds in seconds_by_key.items():
         total = results.setdefault("core_seconds", {})
         total[key] = round(total.get(key, 0.0) + seconds, 1)
 
@@ -120,17 +120,19 @@ def machine() -> str:
     return f"{which}, torch {torch.__version__}, Python {platform.python_version()}, {day}"
 
 
-def options(told: str | None, out: Path | None = None, seeds: Sequence[int] = (), runs: str = "") -> ArgumentParser:
+def options(
+    description: str | None, out: Path | None = None, seeds: Sequence[int] = (), runs: str = ""
+) -> ArgumentParser:
     """The options that recipes have in common; ``seeds`` are the usual ones, ``out`` and ``runs`` the usual folders."""
-    made = ArgumentParser(description=told, formatter_class=RawDescriptionHelpFormatter)
+    parser = ArgumentParser(description=description, formatter_class=RawDescriptionHelpFormatter)
     if seeds:
-        made.add_argument("--seeds", type=int, nargs="+", default=list(seeds))
+        parser.add_argument("--seeds", type=int, nargs="+", default=list(seeds))
     if runs:
-        made.add_argument("--runs", type=Path, default=Path(runs), help="run directories")
+        parser.add_argument("--runs", type=Path, default=Path(runs), help="run directories")
     if out:
-        made.add_argument("--out", type=Path, default=out, help="results, tables and pictures")
-    made.add_argument("--table", action="store_true", help="run nothing, only write tables and pictures again")
-    return made
+        parser.add_argument("--out", type=Path, default=out, help="results, tables and pictures")
+    parser.add_argument("--table", action="store_true", help="run nothing, only write tables and pictures again")
+    return parser
 
 
 def subplots(rows: int = 1, columns: int = 1, **settings: Any) -> tuple[Any, Any]:
@@ -171,7 +173,7 @@ def read(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.exists() else {}
 
 
-class Stored:
+class ResultsFile:
     """Figures of runs by name, in a JSON file; runs that it has are not repeated."""
 
     def __init__(self, path: Path, command: str) -> None:
@@ -197,6 +199,6 @@ class Stored:
         """Write the file, one run per line."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         head = json.dumps({key: value for key, value in self.results.items() if key != "runs"}, indent=1)
-        runs = ",\n".join(f"  {json.dumps(name)}: {json.dumps(found)}" for name, found in sorted(self.runs.items()))
-        whole = head[: head.rindex("}")].rstrip() + f',\n "runs": {{\n{runs}\n }}\n}}\n'
-        self.path.write_text(whole)
+        runs = ",\n".join(f"  {json.dumps(name)}: {json.dumps(figures)}" for name, figures in sorted(self.runs.items()))
+        text = head[: head.rindex("}")].rstrip() + f',\n "runs": {{\n{runs}\n }}\n}}\n'
+        self.path.write_text(text)

@@ -19,7 +19,19 @@ from scipy.special import stdtrit
 
 sys.path.insert(0, str(Path(__file__).parent))
 from claims import AS_CODED, CHANGED, FILES, MISSING, RESULTS, WITHOUT, WORDS
-from protocol import HOLDS, OPPOSITE, ROOT, SEEDS, TARGET_SEEDS, Claim, Evidence, Verdict, difference, evidence, stored
+from protocol import (
+    HOLDS,
+    OPPOSITE,
+    ROOT,
+    SEEDS,
+    TARGET_SEEDS,
+    Claim,
+    Evidence,
+    Verdict,
+    difference,
+    evidence,
+    read_results,
+)
 from replication import picture
 from reporting import table
 
@@ -103,22 +115,22 @@ Check all seeds at once: adding some to those that decided nothing counts as one
 """
 
 
-def missing() -> list[list[str]]:
+def missing_rows() -> list[list[str]]:
     """The rows of what is missing from the papers."""
-    return [[one.chapter, one.where, one.what, WORDS[one.lacks]] for one in MISSING]
+    return [[entry.chapter, entry.where, entry.what, WORDS[entry.lacks]] for entry in MISSING]
 
 
-def unrun() -> list[list[str]]:
+def open_rows() -> list[list[str]]:
     """The rows of claim files that have open claims."""
     rows = []
-    for one in open_work(list(FILES.values())):
-        judged = one.file.judged(one.file.results())
-        is_open = sum(found is None or found.verdict.open for _, found in judged)
-        place = f"[{one.file.title}](../recipes/claims/{one.file.name}.yaml)"
-        seeds = ", ".join(f"{work.run} {len(work.seeds)}" for work in one.works)
-        if len(one.works) > MANY:
-            seeds = f"{sum(len(work.seeds) for work in one.works)}, of {len(one.works)} runs"
-        rows.append([place, f"{is_open} of {len(judged)}", seeds, f"{one.minutes / 60:.0f}"])
+    for open_file in open_work(list(FILES.values())):
+        judged = open_file.file.judged(open_file.file.results())
+        is_open = sum(outcome is None or outcome.verdict.open for _, outcome in judged)
+        place = f"[{open_file.file.title}](../recipes/claims/{open_file.file.name}.yaml)"
+        seeds = ", ".join(f"{work.run} {len(work.seeds)}" for work in open_file.works)
+        if len(open_file.works) > MANY:
+            seeds = f"{sum(len(work.seeds) for work in open_file.works)}, of {len(open_file.works)} runs"
+        rows.append([place, f"{is_open} of {len(judged)}", seeds, f"{open_file.minutes / 60:.0f}"])
     return rows
 
 
@@ -131,13 +143,13 @@ def day(results: Mapping[str, Any]) -> str:
     return "; ".join(re.findall(r"\d{4}-\d\d-\d\d(?: (?:to|and) \d\d)?", str(results.get("machine", ""))))
 
 
-def line(claim: Claim, found: Evidence) -> list[str]:
+def line(claim: Claim, outcome: Evidence) -> list[str]:
     """The row of a claim."""
-    ours = f"{found.ours} : {found.other}" + (f" ({found.against})" if isinstance(claim.other, tuple) else "")
-    shown = str(found.verdict) if found.verdict.open else f"**{found.verdict}**"
-    gain = difference(found.gain, claim.digits)
-    return [claim.table, claim.says, claim.published, ours, gain, f"{found.gain['seeds']:.0f}", found.left_out,
-            found.cost, shown, found.reason]  # fmt: skip
+    ours = f"{outcome.ours} : {outcome.other}" + (f" ({outcome.against})" if isinstance(claim.other, tuple) else "")
+    verdict = str(outcome.verdict) if outcome.verdict.open else f"**{outcome.verdict}**"
+    gain = difference(outcome.gain, claim.digits)
+    return [claim.table, claim.says, claim.published, ours, gain, f"{outcome.gain['seeds']:.0f}", outcome.left_out,
+            outcome.cost, verdict, outcome.reason]  # fmt: skip
 
 
 def link(file: str) -> str:
@@ -160,10 +172,10 @@ def anchor(title: str) -> str:
 
 def counts(judged: Iterable[tuple[Claim, Evidence]]) -> list[int]:
     """Numbers of claims: all, by verdict, those that hold here or whose opposite does, and both kinds of open ones."""
-    found = Counter(one.kind for _, one in judged)
-    reproduced = found[Verdict.REPRODUCED] + found[Verdict.SCRIPTS]
+    by_kind = Counter(outcome.kind for _, outcome in judged)
+    reproduced = by_kind[Verdict.REPRODUCED] + by_kind[Verdict.SCRIPTS]
     kinds = (Verdict.ON_TEST, Verdict.ORDER, Verdict.NOT_REPRODUCED, HOLDS, OPPOSITE, Verdict.SEEDS, Verdict.OTHERWISE)
-    return [found.total(), reproduced, *(found[one] for one in kinds)]
+    return [by_kind.total(), reproduced, *(by_kind[kind] for kind in kinds)]
 
 
 def comparisons(judged: Iterable[tuple[Claim, Evidence]]) -> list[tuple[Claim, Evidence]]:
@@ -171,25 +183,25 @@ def comparisons(judged: Iterable[tuple[Claim, Evidence]]) -> list[tuple[Claim, E
 
     Where none does, by the least favourable of the others.
     """
-    found: dict[tuple[str, str], list[tuple[Claim, Evidence]]] = {}
-    for claim, one in judged:
+    groups: dict[tuple[str, str], list[tuple[Claim, Evidence]]] = {}
+    for claim, outcome in judged:
         if claim.published != "-":
-            found.setdefault((claim.table, claim.published), []).append((claim, one))
-    return [min(claims, key=lambda pair: FAVOUR.index(pair[1].kind)) for claims in found.values()]
+            groups.setdefault((claim.table, claim.published), []).append((claim, outcome))
+    return [min(claims, key=lambda pair: FAVOUR.index(pair[1].kind)) for claims in groups.values()]
 
 
-def is_firm(claim: Claim, found: Evidence, claims: int) -> bool:
+def is_firm(claim: Claim, outcome: Evidence, claims: int) -> bool:
     """Whether an interval with Bonferroni's correction for so many claims would decide a decided claim likewise."""
-    gain, least = found.gain, published_gain(claim) / 2
-    half = float(stdtrit(gain["seeds"] - 1, 1 - 0.025 / (claims * found.looks))) * gain["se"]
-    if found.verdict is Verdict.NOT_REPRODUCED:
+    gain, least = outcome.gain, published_gain(claim) / 2
+    half = float(stdtrit(gain["seeds"] - 1, 1 - 0.025 / (claims * outcome.looks))) * gain["se"]
+    if outcome.verdict is Verdict.NOT_REPRODUCED:
         return gain["mean"] + half < max(least, 0.0)
-    return gain["mean"] > half and (found.verdict is not Verdict.ORDER or gain["mean"] + half < least)
+    return gain["mean"] > half and (outcome.verdict is not Verdict.ORDER or gain["mean"] + half < least)
 
 
 def judgements() -> dict[str, list[tuple[Claim, Evidence]]]:
     """All claims with their evidence, by the file of results."""
-    contents = {file: stored(file) for file in RESULTS}
+    contents = {file: read_results(file) for file in RESULTS}
     return {
         file: [(claim, evidence(claim, contents[file], result.differs and "settings differ from the publication"))
                for claim in result.claims]
@@ -202,39 +214,49 @@ def page(judged: Mapping[str, Sequence[tuple[Claim, Evidence]]]) -> str:
     everything = [pair for rows in judged.values() for pair in rows]
     decided = [pair for pair in everything if not pair[1].verdict.open]
     distinct = comparisons(everything)
-    count = Counter(found.verdict for _, found in distinct)
+    count = Counter(outcome.verdict for _, outcome in distinct)
     verdicts = ", ".join(f"{count[verdict]} *{verdict}*" for verdict in Verdict if count[verdict] and not verdict.open)
-    rows = [[anchor(RESULTS[file].title), *(str(n or "") for n in counts(found))] for file, found in judged.items()]
-    each, once = counts(everything), counts(distinct)
-    overview = table(OVERVIEW, [*rows, ["**all**", *map(str, each)], ["**distinct comparisons**", *map(str, once)]])
+    rows = [[anchor(RESULTS[file].title), *(str(n or "") for n in counts(pairs))] for file, pairs in judged.items()]
+    claim_counts, distinct_counts = counts(everything), counts(distinct)
+    overview = table(
+        OVERVIEW,
+        [*rows, ["**all**", *map(str, claim_counts)], ["**distinct comparisons**", *map(str, distinct_counts)]],
+    )
     facts: dict[str, Any] = {"seeds": SEEDS, "target_seeds": TARGET_SEEDS, "overview": overview, "verdicts": verdicts}
-    facts |= {"holds": once[5], "opposite": once[6], "distinct": len(distinct), "settled": len(decided)}
-    facts |= {"decided": sum(not found.verdict.open for _, found in distinct), "count": len(everything)}
+    facts |= {
+        "holds": distinct_counts[5],
+        "opposite": distinct_counts[6],
+        "distinct": len(distinct),
+        "settled": len(decided),
+    }
+    facts |= {"decided": sum(not outcome.verdict.open for _, outcome in distinct), "count": len(everything)}
     facts |= {"unpublished": sum(claim.published == "-" for claim, _ in everything)}
     undecided = [
-        claim for claim, found in everything if found.verdict is Verdict.SEEDS and found.gain["seeds"] >= claim.seeds
+        claim
+        for claim, outcome in everything
+        if outcome.verdict is Verdict.SEEDS and outcome.gain["seeds"] >= claim.seeds
     ]
     facts["judged"] = len(decided) + len(undecided)
-    firm = [found.verdict for claim, found in decided if is_firm(claim, found, facts["judged"])]
+    firm = [outcome.verdict for claim, outcome in decided if is_firm(claim, outcome, facts["judged"])]
     facts |= {"firm": len(firm), "denied": firm.count(Verdict.NOT_REPRODUCED)}
     text = [HEAD.format(**facts)]
     text += [f"- {change}" for change in CHANGED]
     text += ["", "Published figures that come from code which departs from the equations:", ""]
     text += [f"- {tables}" for tables in AS_CODED]
     for file, result in RESULTS.items():
-        about = f"Results: {link(file)}, {day(stored(file)) or 'undated'}."
+        about = f"Results: {link(file)}, {day(read_results(file)) or 'undated'}."
         about += f" Differs from the publication: {result.differs}." if result.differs else ""
         about += f" {result.note}" if result.note else ""
         text += ["", f"## {result.title}", "", about, "", table(HEADER, [line(*pair) for pair in judged[file]])]
     text += ["", "## What is missing from the papers", "", MISSED]
     text += [
-        table(("chapter", "where", "what", "lacks"), missing()),
+        table(("chapter", "where", "what", "lacks"), missing_rows()),
         "",
         "## Open claims, for anybody to run",
         "",
         OPEN,
     ]
-    text += [table(("claims", "open", "seeds that are missing", "hours of one core"), unrun())]
+    text += [table(("claims", "open", "seeds that are missing", "hours of one core"), open_rows())]
     text += ["", "## Results that no published claim refers to", ""]
     text += [f"- {link(file)}: {why}" for file, why in WITHOUT.items()]
     return "\n".join(text) + "\n"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from . import acar, fedssa, hahn, nguyen, register, zhang
-from .measures import Result, reached
+from .measures import Result, transmissions_to
 from .missing import MISSING, WORDS
 from .register import FILES
 
-__all__ = ["AS_CODED", "CHANGED", "FILES", "MISSING", "RESULTS", "WITHOUT", "WORDS", "Result", "reached"]
+__all__ = ["AS_CODED", "CHANGED", "FILES", "MISSING", "RESULTS", "WITHOUT", "WORDS", "Result", "transmissions_to"]
 
 CHANGED = (  # on 2026-11-22; the recipes in brackets still have older results
     "pFedMe follows its algorithm and has its own learning rate; SCAFFOLD and PFLScaf use momentum; FedDC adds the mean"

@@ -22,8 +22,8 @@ RESPLITS = (
     "are higher with AAggFF (FedProx with AAggFF: 85.04, in the ICML paper 85.72)."
 )
 
-OTHER_START = {clients: f"L is .2 T (MM) and .4 T (LM), and {theirs} in the authors' scripts"
-               for clients, theirs in ((100, ".4 and .6 T"), (50, ".6 and .8 T"))}  # fmt: skip
+OTHER_START = {clients: f"L is .2 T (MM) and .4 T (LM), and {starts} in the authors' scripts"
+               for clients, starts in ((100, ".4 and .6 T"), (50, ".6 and .8 T"))}  # fmt: skip
 
 
 def looks(data: str, name: str) -> int:
@@ -47,11 +47,11 @@ RESULTS: dict[str, Result] = {
                 ("SuPerFed-LM", PERSONAL, "99.48 : 99.40"), differs="12 of 500 rounds", **PERCENT),
     ]),
     "superfed/table_2_3_scripts": Result("SuPerFed on MNIST, the scripts' settings (Hahn)", "", [
-        *(Claim("table 2.3", f"{clients} clients: {ours}, λ by test images as published, is ahead of {says}",
-                f"runs > {clients} > {ours} > * > as published > mean > -1",
+        *(Claim("table 2.3", f"{clients} clients: {method}, λ by test images as published, is ahead of {says}",
+                f"runs > {clients} > {method} > * > as published > mean > -1",
                 tuple(f"runs > {clients} > {name} > * > validation > mean > -1" for name in rivals), published,
                 differs=OTHER_START.get(clients, ""), scripts=True, on_test=True, looks=1 + (clients == 500), **PERCENT)
-          for clients, ours, says, rivals, published in (
+          for clients, method, says, rivals, published in (
               (500, "SuPerFed-MM", "all rivals run here", PERSONAL, "99.24 : 98.98"),
               (500, "SuPerFed-MM", "APFL", ("APFL",), "99.24 : 98.98"),
               (500, "SuPerFed-MM", "FedAvg", ("FedAvg",), "99.24 : 96.04"),
@@ -87,11 +87,11 @@ RESULTS: dict[str, Result] = {
                 ("APFL", "FedAvg", "99.19 : 89.78"), ("APFL", "FedPer", "99.19 : 99.14"), **PERCENT),
     ]),
     "superfed/tables_2_4_2_5_reduced": Result("SuPerFed on CIFAR-100 and Shakespeare (Hahn)", "", [
-        *(Claim("table 2.4", f"CIFAR-100, Dirichlet 1: {ours}, λ by test images as published, is ahead of {says}",
-                f"{CIFAR100} > {ours} > * > top5 > as published > mean > -1",
+        *(Claim("table 2.4", f"CIFAR-100, Dirichlet 1: {method}, λ by test images as published, is ahead of {says}",
+                f"{CIFAR100} > {method} > * > top5 > as published > mean > -1",
                 tuple(f"{CIFAR100} > {name} > * > top5 > validation > mean > -1" for name in rivals), published,
                 differs="ResNet-10 of 8 to 64 channels, 100 of 500 rounds", on_test=True, **PERCENT)
-          for ours, says, rivals, published in (
+          for method, says, rivals, published in (
               ("SuPerFed-LM", "all rivals run here", CIFAR100_RIVALS, "62.50 : 61.13"),
               ("SuPerFed-LM", "FedAvg", ("FedAvg",), "62.50 : 58.12"),
               ("SuPerFed-MM", "FedAvg", ("FedAvg",), "60.14 : 58.12"))),
@@ -108,14 +108,14 @@ RESULTS: dict[str, Result] = {
           for top, published in (("accuracy", "54.52 : 54.08"), ("top5", "84.27 : 83.32"))),
     ]),
     "superfed/table_2_6": Result("SuPerFed under label noise (Hahn)", "60 (pair) and 12 (symmetric) of 500 rounds", [
-        *(Claim("table 2.6", f"{noise}: {ours}, λ by test images as published, {says} all rivals run here",
-                f"runs > {noise} > {ours} > * > {what} > as published",
+        *(Claim("table 2.6", f"{noise}: {method}, λ by test images as published, {says} all rivals run here",
+                f"runs > {noise} > {method} > * > {what} > as published",
                 tuple(f"runs > {noise} > {name} > * > {what} > mean" for name in rivals), published, on_test=True,
                 **unit)
           for noise, rivals, rows in (
               ("pair .4", NOISY, (("SuPerFed-LM", "46.82 : 44.92"), ("SuPerFed-MM", ".28 : .38"))),
               ("symmetric .6", BRIEF, (("SuPerFed-MM", "56.07 : 52.41"), ("SuPerFed-MM", ".30 : .40"))))
-          for (ours, published), (what, says, unit) in zip(rows, (
+          for (method, published), (what, says, unit) in zip(rows, (
               ("accuracy", "is more accurate than", PERCENT),
               ("ece", "has a lower ECE than", {"lower": True, "digits": 3})), strict=True)),
     ]),

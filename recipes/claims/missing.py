@@ -23,7 +23,7 @@ class Missing:
 
 
 def chapter(title: str, *rows: tuple[str, str, Lack]) -> tuple[Missing, ...]:
-    """What is missing of one chapter."""
+    """What is missing from one chapter."""
     return tuple(Missing(title, *row) for row in rows)
 
 

@@ -20,7 +20,7 @@ def pairs(figures: dict[str, float]) -> list[tuple[str, str, str]]:
     """FedALA ahead of every other method, and every personal method ahead of FedAvg."""
     ahead = [("FedALA", other) for other in NAMES if other != "FedALA"]
     ahead += [(name, "FedAvg") for name in NAMES if name not in ("FedAvg", "FedALA")]
-    return [(ours, other, f"{figures[ours]:.2f} : {figures[other]:.2f}") for ours, other in ahead]
+    return [(method, other, f"{figures[method]:.2f} : {figures[other]:.2f}") for method, other in ahead]
 
 
 RESULTS: dict[str, Result] = {

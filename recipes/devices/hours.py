@@ -238,7 +238,7 @@ def name_of(data: str, condition: str, method: str, setup: Setup, seed: int) -> 
     return f"{data} | {condition} | {method} | {setup.words} | seed {seed}"
 
 
-def collect(stored: reporting.Stored, data: str, seeds: Sequence[int]) -> None:
+def collect(stored: reporting.ResultsFile, data: str, seeds: Sequence[int]) -> None:
     """Choose settings, then run what is missing, seed by seed; ``cells`` has what is reported."""
 
     def get(condition: str, method: str, setup: Setup, seed: int) -> dict[str, Any]:
@@ -330,7 +330,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", nargs="+", choices=[*DATA], default=["mnist"])
     given = parser.parse_args(arguments)
     path = RESULTS / "hours.json"
-    stored = reporting.Stored(path, "FEDLOOM_DATA=... python recipes/devices/hours.py")
+    stored = reporting.ResultsFile(path, "FEDLOOM_DATA=... python recipes/devices/hours.py")
     if not given.table:
         torch.set_num_threads(1)
         for data in given.data:

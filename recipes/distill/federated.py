@@ -87,7 +87,7 @@ def curve(path: Path) -> dict[str, Any]:
         "rounds": [record["round"] for record in measured],
         "accuracy": [round(record["global/accuracy"], 4) for record in measured],
         "seconds": round(sum(record["seconds"] for record in history), 1),
-        "left_out": reporting.left_out(history),
+        "left_out": reporting.excluded_share(history),
         "up": round(history[0]["comm/up_params"] / COHORT),
         "down": round(history[0]["comm/down_params"] / COHORT),
     }
@@ -144,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results = reporting.read(stored)
     reporting.write(args.out / "federated.md", table(results))
     picture(results, args.out / "federated.png")
-    return reporting.verdict(results)
+    return reporting.exit_code(results)
 
 
 if __name__ == "__main__":

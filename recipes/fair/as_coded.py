@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 runs[name][str(seed)] = trial(bench, name, seed)
         reporting.write(given.out / "as_coded.json", results)
     reporting.write(given.out / "as_coded.md", page(results))
-    return reporting.verdict(results)
+    return reporting.exit_code(results)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from fedloom.parts.mixing import AAggFFD, AAggFFS, Uniform
 from fedloom.parts.mixing.responses import CDFS, Name
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from reporting import left_out
+from reporting import excluded_share
 from settings import DEVICES, SETTINGS, SILOS, VALIDATION, deal, load
 
 __all__ = ["CDFS", "DEVICES", "SETTINGS", "SILOS", "Bench", "deal", "load"]
@@ -65,8 +65,8 @@ def grid(name: str, method: str) -> list[dict[str, Any]]:
 
 def make(name: str, method: str, point: Mapping[str, Any]) -> Method:
     """A method of the tables with its settings."""
-    made = methods.make(GRIDS[method][0] if method in GRIDS else SETTINGS[name].aaggff, **point)
-    return replace(made, name=method, mixing=Uniform()) if method == "uniform" else made
+    composition = methods.make(GRIDS[method][0] if method in GRIDS else SETTINGS[name].aaggff, **point)
+    return replace(composition, name=method, mixing=Uniform()) if method == "uniform" else composition
 
 
 def fair(name: str, method: Method, cdf: Name) -> Method:
@@ -128,10 +128,10 @@ class Bench:
         """One run's figures; the run is made if it does not exist."""
         where = self.place(name, label, lr, seed)
         total = self.rounds or SETTINGS[name].rounds
-        done = where / "summary.json"
-        if not done.exists() or json.loads(done.read_text())["rounds"] < total:
-            chosen = experiment(name, method, lr, seed, self.rounds)
-            run(chosen, where, resume=where.exists(), checkpoint_every=100, keep=1)
+        summary = where / "summary.json"
+        if not summary.exists() or json.loads(summary.read_text())["rounds"] < total:
+            conditions = experiment(name, method, lr, seed, self.rounds)
+            run(conditions, where, resume=where.exists(), checkpoint_every=100, keep=1)
         return figures(where, SETTINGS[name].metric)
 
     def curve(self, name: str, label: str, method: Method, lr: float, seed: int) -> list[float]:
@@ -145,22 +145,22 @@ class Bench:
         self, name: str, candidates: Iterable[tuple[str, Method, float]], by: Callable[[dict[str, Any]], Any]
     ) -> tuple[int, list[dict[str, Any]]]:
         """The index of the best candidate (label, method, rate) on the tuning seeds, and the mean figures of all."""
-        tried = []
+        trials = []
         for label, method, lr in candidates:
-            found = [self.trial(name, label, method, lr, seed) for seed in SETTINGS[name].tuning]
-            means = {key: round(fmean(one[key] for one in found), 6) for key in FIGURES}
-            tried.append({"point": f"{label}, rate {lr:g}", **means})
-        return max(range(len(tried)), key=lambda i: by(tried[i])), tried
+            results = [self.trial(name, label, method, lr, seed) for seed in SETTINGS[name].tuning]
+            means = {key: round(fmean(result[key] for result in results), 6) for key in FIGURES}
+            trials.append({"point": f"{label}, rate {lr:g}", **means})
+        return max(range(len(trials)), key=lambda i: by(trials[i])), trials
 
 
-def fairest(found: Mapping[str, Any]) -> tuple[float, float]:
+def fairest(result: Mapping[str, Any]) -> tuple[float, float]:
     """The criterion for points of a fair method: the worst 10 %, then the average."""
-    return found["worst10"], found["mean"]
+    return result["worst10"], result["mean"]
 
 
-def average(found: Mapping[str, Any]) -> float:
+def average(result: Mapping[str, Any]) -> float:
     """The criterion for learning rates and for methods that do not aim at fairness."""
-    return found["mean"]
+    return result["mean"]
 
 
 def records(where: Path) -> list[dict[str, Any]]:
@@ -178,29 +178,31 @@ def figures(where: Path, metric: str) -> dict[str, Any]:
     history = records(where)
     clients, mixing = parquet.read_table(where / "clients.parquet"), parquet.read_table(where / "mixing.parquet")
     values = clients[metric].to_numpy()[clients["round"].to_numpy() == history[-1]["round"]]
-    known = np.sort(values[np.isfinite(values)])
+    finite = np.sort(values[np.isfinite(values)])
     at_end = clients["round"].to_numpy() == history[-1]["round"]
     summary = fairness.summary(values, clients["n"].to_numpy()[at_end])
     rounds, p = mixing["round"].to_numpy(), mixing["p"].to_numpy()
     largest = [p[rounds == t].max() for t in np.unique(rounds)]
     last, losses = (mixing[column].to_numpy()[rounds == rounds.max()] for column in ("p", "loss"))
-    spread = known if len(known) <= 21 else np.quantile(known, np.linspace(0, 1, 21))
+    spread = finite if len(finite) <= 21 else np.quantile(finite, np.linspace(0, 1, 21))
     objective = np.array([np.nan if r["mixing/objective"] is None else r["mixing/objective"] for r in history])
-    given = np.bincount(mixing["client"].to_numpy(), p, minlength=int(clients["client"].to_numpy().max()) + 1)
-    told = [r["mixing/kl"] for r in history if r.get("mixing/kl") is not None]
-    average = {key: history[-1].get(f"server_average/{metric}/{key}") for key in FIGURES}
-    averaged = {key: value for key, value in average.items() if value is not None}
-    apart = {
+    coefficient_sums = np.bincount(
+        mixing["client"].to_numpy(), p, minlength=int(clients["client"].to_numpy().max()) + 1
+    )
+    divergences = [r["mixing/kl"] for r in history if r.get("mixing/kl") is not None]
+    server_values = {key: history[-1].get(f"server_average/{metric}/{key}") for key in FIGURES}
+    server_average = {key: value for key, value in server_values.items() if value is not None}
+    by_group = {
         group: {key: round(history[-1][f"{group}/{metric}/{key}"], 6) for key in FIGURES}
         for group in ("seen", "unseen")
         if f"{group}/{metric}/mean" in history[-1]
     }
     return {
         **{key: round(summary[key], 6) for key in FIGURES},
-        **({"averaged": {k: round(v, 6) for k, v in averaged.items()}} if averaged else {}),
-        **apart,
-        "hardest_p": round(fairness.hardest_weight(values, given[clients["client"].to_numpy()[at_end]]), 4),
-        "kl": round(float(np.mean(told)), 5) if told else None,
+        **({"averaged": {k: round(v, 6) for k, v in server_average.items()}} if server_average else {}),
+        **by_group,
+        "hardest_p": round(fairness.hardest_weight(values, coefficient_sums[clients["client"].to_numpy()[at_end]]), 4),
+        "kl": round(float(np.mean(divergences)), 5) if divergences else None,
         "rounds": len(history),
         "clients": np.round(spread, 4).tolist(),
         "largest_p": round(float(np.mean(largest)), 4),
@@ -208,6 +210,6 @@ def figures(where: Path, metric: str) -> dict[str, Any]:
         "last_losses": np.round(losses, 4).tolist(),
         "objective": round(float(np.nansum(objective)), 4),
         "failures": sum(r["failures"] for r in history),
-        "left_out": left_out(history),
+        "left_out": excluded_share(history),
         "seconds": round(sum(r["seconds"] for r in history), 1),
     }

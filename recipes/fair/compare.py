@@ -106,7 +106,7 @@ def main(recipe: Recipe, document: str | None, arguments: Sequence[str] | None =
     write = partial(recipe.write, recipe.title, results, args.out)
     if args.table:
         write()
-        return reporting.verdict(results)
+        return reporting.exit_code(results)
     results["machine"] = reporting.machine()
     missing = 0
     for name in args.data:
@@ -120,4 +120,4 @@ def main(recipe: Recipe, document: str | None, arguments: Sequence[str] | None =
         except FedLoomError as error:
             missing += 1
             print(f"{name} is skipped: {error}", file=sys.stderr)
-    return 2 if missing == len(args.data) else reporting.verdict(results)
+    return 2 if missing == len(args.data) else reporting.exit_code(results)

@@ -120,14 +120,14 @@ class Study:
             for number, target in enumerate(self.targets):
                 for name, case in self.cases.items():
                     runs = results["runs"].get(name, {}).values()
-                    sent = [(common.reached(r, model, target, "max"), r["rounds"] * r["cost"]) for r in runs]
+                    sent = [(common.transmissions_to(r, model, target, "max"), r["rounds"] * r["cost"]) for r in runs]
                     best = [max(v for v in r[model] if v is not None) for r in runs if r["rounds"]]
                     reach = (
                         " to ".join(dict.fromkeys(f"{100 * end(best):.2f}" for end in (min, max))) + " %"
                         if best
                         else "-"
                     )
-                    ours = ", ".join(common.shown(*one) for one in sent) or "-"
+                    ours = ", ".join(common.format_transmissions(*one) for one in sent) or "-"
                     middle = common.cell(*zip(*sent, strict=True)).partition(" ")[0] if sent else "-"
                     rows.append([f"{100 * target:.1f} %", name, middle, ours, case.published[number], reach])
             header = ["target", "method", "median", "transmitted, per seed", "paper (average model)", "best in the run"]
@@ -185,7 +185,7 @@ class Study:
             self.report(runs, args.out, facts)
         results = self.report(runs, args.out, {})
         self.picture(results, args.out / f"{self.name}.png")
-        return reporting.verdict(results)
+        return reporting.exit_code(results)
 
 
 def parser(told: str | None, names: Sequence[str]) -> argparse.ArgumentParser:

@@ -142,7 +142,7 @@ def attempt(point: Point, federation: Federation, target: float, budget: int, se
 def merit(tried: dict[str, Any], target: float) -> tuple[float, float]:
     """Transmissions until the target and, if it was not reached, the best loss; smaller is better."""
     seen = [v for v in tried["average"] if v is not None]
-    return common.reached(tried, "average", target, "min"), min(seen, default=float("inf"))
+    return common.transmissions_to(tried, "average", target, "min"), min(seen, default=float("inf"))
 
 
 def choose(method: str, federation: Federation, target: float, seed: int, limit: int) -> tuple[Point, list[dict]]:
@@ -202,7 +202,7 @@ def row(setting: str, found: dict[str, Any], model: str, published: dict[str, in
     cells = [setting, f"{min(targets):.4f} to {max(targets):.4f}"]
     for method in METHODS:
         runs = [(one["runs"][method], one["target"]) for one in draws if method in one["runs"]]
-        spent = [common.reached(tried, model, target, "min") for tried, target in runs]
+        spent = [common.transmissions_to(tried, model, target, "min") for tried, target in runs]
         shown = common.cell(spent, [tried["rounds"] * tried["cost"] for tried, _ in runs])
         cells.append(f"{shown} ({published[method]})")
     return cells
@@ -257,7 +257,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.table:
         report(results, args.out)
         picture(results, args.out / "table_a4.png")
-        return reporting.verdict(results)
+        return reporting.exit_code(results)
     command = "python recipes/feddyn/table_a4.py --seeds " + " ".join(map(str, args.seeds))
     results |= {"command": command, "machine": reporting.machine()}
     for setting in args.settings:
@@ -284,7 +284,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     )
                     report(results, args.out)
     picture(results, args.out / "table_a4.png")
-    return reporting.verdict(results)
+    return reporting.exit_code(results)
 
 
 if __name__ == "__main__":

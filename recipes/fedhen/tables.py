@@ -109,7 +109,7 @@ def curves(history: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for model, (server, average) in CURVES.items():
         cell[model] = [reporting.rounded(r[server]) for r in measured]
         cell[model + ALL] = [reporting.rounded(r[average]) for r in measured]
-    return cell | {"sent": history[-1]["comm/params"], "left_out": reporting.left_out(history)}
+    return cell | {"sent": history[-1]["comm/params"], "left_out": reporting.excluded_share(history)}
 
 
 def targets(cells: dict[str, Any], curve: str) -> list[float]:
@@ -200,7 +200,7 @@ def picture(results: dict[str, Any], path: Path) -> None:
 def report(runs: Path, out: Path, facts: dict[str, Any], spent: dict[str, float] | None = None) -> dict[str, Any]:
     """Update the stored results, and write the tables from them."""
     results = collect(runs, reporting.read(out / "tables.json")) | facts
-    reporting.spend(results, spent or {})
+    reporting.add_core_seconds(results, spent or {})
     reporting.publish(out / "tables.json", results, tables(results))
     return results
 
@@ -223,7 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             report(args.runs, args.out, {"machine": reporting.machine()}, spent)
     results = report(args.runs, args.out, {})
     picture(results, args.out / "tables.png")
-    return reporting.verdict(results)
+    return reporting.exit_code(results)
 
 
 if __name__ == "__main__":

@@ -150,14 +150,14 @@ LEARNERS: dict[str, tuple[str, dict[str, Any], bool]] = {  # registered name, se
 @cache
 def source(name: str, shrink: int) -> Source:
     """A data source, its images averaged."""
-    found = sources.make(name)
+    data = sources.make(name)
     if shrink == 1:
-        return found
-    splits = {k: replace(v, x=avg_pool2d(v.x, shrink)) for k, v in (("train", found.train), ("test", found.test))}
-    return replace(found, **splits)
+        return data
+    splits = {k: replace(v, x=avg_pool2d(v.x, shrink)) for k, v in (("train", data.train), ("test", data.test))}
+    return replace(data, **splits)
 
 
-def present(setting: str) -> bool:
+def is_available(setting: str) -> bool:
     """Whether the data are available."""
     try:
         source(SETTINGS[setting].source, SETTINGS[setting].shrink)
@@ -179,20 +179,20 @@ def directory(runs: Path, setting: str, learner: str, seed: int) -> Path:
 def online(setting: Setting, learner: str, tasks: int, seed: int) -> Online:
     """A learner's experts on the first tasks of a setting."""
     name, settings, has_alpha = LEARNERS[learner]
-    whole = stream(setting, seed)
-    first = whole[0].train
+    all_tasks = stream(setting, seed)
+    first = all_tasks[0].train
     make: Callable[[], nn.Module] = partial(
         models.make, setting.model, classes=first.classes, inputs=tuple(first.x.shape[1:]), **setting.model_settings
     )
-    over: dict[str, Sequence[Any]] = {"local.steps": setting.steps, **setting.inner}
+    axes: dict[str, Sequence[Any]] = {"local.steps": setting.steps, **setting.inner}
     if has_alpha:
-        over["learner.alpha"] = setting.alphas
+        axes["learner.alpha"] = setting.alphas
     if name == "fs":
-        over.pop("local.steps")
+        axes.pop("local.steps")
     local = replace(setting.local, steps=setting.steps[0])
     measures = Measures(setting.ltm_every, setting.efficiency_every, setting.sizes, setting.target)
     return Online(
-        learner, grid(learners.make(name, **settings), Maml(), local, over), whole[:tasks], make,
+        learner, grid(learners.make(name, **settings), Maml(), local, axes), all_tasks[:tasks], make,
         hedge=Hedge(retire=1e-6), measures=measures, support=setting.support, seed=seed,
         disjoint=setting.disjoint,
     )  # fmt: skip
@@ -201,8 +201,8 @@ def online(setting: Setting, learner: str, tasks: int, seed: int) -> Online:
 def run(setting: Setting, learner: str, tasks: int, seed: int, place: Path) -> dict[str, Any]:
     """Start or continue a run in its directory; its curves."""
     experiment = online(setting, learner, tasks, seed)
-    found = run_stream(experiment, place, resume=RunDirectory(place).is_begun, checkpoint_every=250, keep=1)
-    history, summary = found.history, found.summary
+    result = run_stream(experiment, place, resume=RunDirectory(place).is_begun, checkpoint_every=250, keep=1)
+    history, summary = result.history, result.summary
     long = [r for r in history if "ltm/accuracy" in r]
     return {
         "tasks": len(history),

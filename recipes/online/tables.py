@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results |= {"machine": reporting.machine()}
     results["commands"] = list(dict.fromkeys([*results.get("commands", []), " ".join(said)]))
     for setting in args.settings:
-        if not common.present(setting):
+        if not common.is_available(setting):
             print(f"{setting}: no data here, skipped.", file=sys.stderr)
             continue
         found = results["settings"].setdefault(setting, {})

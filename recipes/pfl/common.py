@@ -24,7 +24,7 @@ METHODS = ("FedAvg", "FedDyn", "SCAFFOLD", *PERSONAL)
 INFERENCE = tuple(f"{name} + {part}" for name in METHODS[:3] for part in ("Proto", "MAML"))
 LEVELS = {f"average {level}": words for level, words in
           {"mean": "mean over clients", "best": "best client", "worst": "worst client"}.items()}  # fmt: skip
-"""What is looked at is the mean of all clients' last models."""
+"""All levels are of the mean of all clients' last models."""
 SPLITS = {"acid": "ACID: common class names", "alid": "ALID: class names of each client's own"}
 CHANCE = 1 / 10
 NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "mini_imagenet": "miniImageNet"}
@@ -65,7 +65,7 @@ PUBLISHED: dict[str, Published] = {
 
 
 def folder(name: str) -> str:
-    """A method's name as that of a folder.
+    """The name of a method's folder.
 
     >>> folder("PFLDyn (Proto)")
     'pfldyn_proto'
@@ -80,17 +80,17 @@ def mean_curves(curves: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[s
     ...                         "1": {"round": [4], "mean": [0.75], "cost": 1}}})
     {'FedAvg': {'round': [4], 'cost': 1, 'mean': [0.5]}}
     """
-    found: dict[str, dict[str, Any]] = {}
+    means: dict[str, dict[str, Any]] = {}
     for name, by_seed in curves.items():
         runs = list(by_seed.values())
         first = min(runs, key=lambda run: len(run["round"]))
-        found[name] = {"round": first["round"], "cost": first["cost"]}
+        means[name] = {"round": first["round"], "cost": first["cost"]}
         for level in (key for key in first if key.endswith(("mean", "best", "worst"))):
-            found[name][level] = [fmean(values) for values in zip(*(run[level] for run in runs), strict=False)]
-    return found
+            means[name][level] = [fmean(values) for values in zip(*(run[level] for run in runs), strict=False)]
+    return means
 
 
-def sent(curve: Mapping[str, Any], level: str, target: float) -> float:
+def transmissions_to(curve: Mapping[str, Any], level: str, target: float) -> float:
     """Models transmitted until the target, in rounds of FedAvg; infinite if it is never reached."""
     at = rounds_to_target(curve[level], curve["round"], target, "max")
     return float("inf") if at is None else at * curve["cost"]
@@ -98,20 +98,20 @@ def sent(curve: Mapping[str, Any], level: str, target: float) -> float:
 
 def targets(curves: Mapping[str, Any], level: str) -> list[float]:
     """As in the thesis: the highest accuracy of PFLDyn and PFLScaf, and the highest one of Per-FedAvg."""
-    ours = [max(curve[level]) for name, curve in curves.items() if name.startswith("PFL")]
-    theirs = [max(curves["Per-FedAvg"][level])] if "Per-FedAvg" in curves else []
-    return sorted({*([max(ours)] if ours else []), *theirs}, reverse=True)
+    corrected = [max(curve[level]) for name, curve in curves.items() if name.startswith("PFL")]
+    baseline = [max(curves["Per-FedAvg"][level])] if "Per-FedAvg" in curves else []
+    return sorted({*([max(corrected)] if corrected else []), *baseline}, reverse=True)
 
 
-def gain(ours: float, theirs: float, spent: float) -> str:
-    """The factor by which the other one sent more; ``>`` if it did not reach the target with all it sent.
+def gain(cost: float, other_cost: float, other_total: float) -> str:
+    """The factor by which the other method sent more; ``>`` if it did not reach the target with all it sent.
 
     >>> gain(20, 50, 60), gain(20, float("inf"), 60), gain(float("inf"), 50, 60)
     ('2.5x', '>3.0x', '-')
     """
-    if ours == float("inf"):
+    if cost == float("inf"):
         return "-"
-    return f"{theirs / ours:.1f}x" if theirs < float("inf") else f">{spent / ours:.1f}x"
+    return f"{other_cost / cost:.1f}x" if other_cost < float("inf") else f">{other_total / cost:.1f}x"
 
 
 def transmissions(cell: Mapping[str, Any], published: Published) -> list[str]:
@@ -122,23 +122,23 @@ def transmissions(cell: Mapping[str, Any], published: Published) -> list[str]:
     for level, words in LEVELS.items():
         rows = []
         for target in targets(curves, level):
-            found = {name: sent(curve, level, target) for name, curve in curves.items()}
-            spent = {name: curve["round"][-1] * curve["cost"] for name, curve in curves.items()}
+            costs = {name: transmissions_to(curve, level, target) for name, curve in curves.items()}
+            totals = {name: curve["round"][-1] * curve["cost"] for name, curve in curves.items()}
             line = [f"{100 * target:.1f}"]
             for name in PERSONAL:
-                value = found.get(name)
-                line.append("-" if value is None else f"{value:g}" if value < float("inf") else f">{spent[name]:g}")
-            ours = min([found[n] for n in ("PFLDyn (Proto)", "PFLDyn (MAML)") if n in found], default=float("inf"))
-            best = min(baselines, key=lambda name: found[name], default=None)
+                value = costs.get(name)
+                line.append("-" if value is None else f"{value:g}" if value < float("inf") else f">{totals[name]:g}")
+            pfldyn = min([costs[n] for n in ("PFLDyn (Proto)", "PFLDyn (MAML)") if n in costs], default=float("inf"))
+            best = min(baselines, key=lambda name: costs[name], default=None)
             per = "Per-FedAvg"
-            line.append(gain(ours, found[per], spent[per]) if per in found else "-")
-            line.append(f"{gain(ours, found[best], spent[best])} ({best})" if best else "-")
+            line.append(gain(pfldyn, costs[per], totals[per]) if per in costs else "-")
+            line.append(f"{gain(pfldyn, costs[best], totals[best])} ({best})" if best else "-")
             rows.append(line)
         for target, figures in published.get(level.removeprefix("average "), []):
             line = [f"*thesis: {target:.1f}*", *(f"*>{f - 1}*" if f > 1000 else f"*{f}*" for f in figures)]
-            ours = float(min(figures[1:3]))
-            line.append(f"*{gain(ours, figures[0] if figures[0] <= 1000 else float('inf'), 1000)}*")
-            rows.append([*line, f"*{gain(ours, figures[5] if figures[5] <= 1000 else float('inf'), 1000)} (P-Avg)*"])
+            pfldyn = float(min(figures[1:3]))
+            line.append(f"*{gain(pfldyn, figures[0] if figures[0] <= 1000 else float('inf'), 1000)}*")
+            rows.append([*line, f"*{gain(pfldyn, figures[5] if figures[5] <= 1000 else float('inf'), 1000)} (P-Avg)*"])
         lines += ["", f"{words[0].upper()}{words[1:]}:", "", table(header, rows)]
     return lines
 
@@ -229,8 +229,8 @@ def picture(results: Mapping[str, Any], path: Path) -> None:
             for name in names:
                 if name in curves:
                     style = "--" if "MAML" in name or name == "Per-FedAvg" else "-" if "Proto" in name else ":"
-                    whole = name == "PFLDyn (Proto)" and names is below
-                    colour = "#e0a030" if whole else colours[name.split(" ")[0]]
+                    is_reference = name == "PFLDyn (Proto)" and names is below
+                    colour = "#e0a030" if is_reference else colours[name.split(" ")[0]]
                     values = [100 * v for v in curves[name][FINAL]]
                     axis.plot(curves[name]["round"], values, style, color=colour, label=name)
             axis.set(title=f"{key.upper()} classes a client", xlabel="rounds")
@@ -249,10 +249,10 @@ def report(
     """Update the stored results with a seed's curves of a cell, and write the tables from them."""
     results = {"notes": [], "cells": {}} | read(path) | dict(facts)
     if cell is not None:
-        known = results["cells"].get(key, {"curves": {}, "picked": {"alpha": {}, "trials": {}}})
-        picked = {name: known["picked"][name] | cell["picked"][name] for name in ("alpha", "trials")}
+        stored_cell = results["cells"].get(key, {"curves": {}, "picked": {"alpha": {}, "trials": {}}})
+        picked = {name: stored_cell["picked"][name] | cell["picked"][name] for name in ("alpha", "trials")}
         picked["inner"] = cell["picked"]["inner"]
         for name, curve in cell["curves"].items():
-            known["curves"].setdefault(name, {})[str(seed)] = curve
-        results["cells"][key] = {**cell, "picked": picked, "curves": known["curves"]}
+            stored_cell["curves"].setdefault(name, {})[str(seed)] = curve
+        results["cells"][key] = {**cell, "picked": picked, "curves": stored_cell["curves"]}
     publish(path, results, tables(results))

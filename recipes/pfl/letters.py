@@ -41,7 +41,7 @@ LEVELS = {FINAL: "average model", "mean": "server's model", "average worst": "av
 
 def transmissions(runs: Mapping[str, Any], base: Mapping[str, Any]) -> str:
     """Rounds of FedAvg until the best accuracy of P-Avg's average model in the same seed, for seeds that reach it."""
-    sent = [common.sent(runs[s], FINAL, max(base[s][FINAL])) for s in runs if s in base]
+    sent = [common.transmissions_to(runs[s], FINAL, max(base[s][FINAL])) for s in runs if s in base]
     arrived = [value for value in sent if value < float("inf")]
     return f"{mean_error(arrived, digits=0)} ({len(arrived)} of {len(sent)})"
 
@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     if args.table:
         report()
-        return reporting.verdict(results)
+        return reporting.exit_code(results)
     images = tables.averaged(sources.make("emnist_l"), SCALE.shrink)
     results["machine"] = reporting.machine()
     for split in args.splits:
@@ -122,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for shown, curve in tables.trained(name, experiment, SCALE, SCALE.inner[0], where).items():
                 found["runs"].setdefault(shown, {})[str(seed)] = curve
             report()
-    return reporting.verdict(results)
+    return reporting.exit_code(results)
 
 
 if __name__ == "__main__":

@@ -173,7 +173,7 @@ def trained(
             point |= {f"average {k}": v for k, v in look(chosen, mean, result, adaptation).items()}
             curve = curves.setdefault(name + words, {"round": [], "cost": round(spent), "failures": 0, "seconds": 0})
             curve["round"].append(server.round)
-            curve |= {"failures": len(result.failures), "left_out": reporting.left_out(result.history)}
+            curve |= {"failures": len(result.failures), "left_out": reporting.excluded_share(result.history)}
             for key, value in point.items():
                 curve.setdefault(key, []).append(reporting.rounded(value))
         curves[name]["seconds"] = round(curves[name]["seconds"] + reporting.cpu_seconds() - started, 1)
@@ -261,7 +261,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def finished(stored: Path) -> int:
     """Draw the picture of the stored results; returns the exit code."""
     common.picture(reporting.read(stored), stored.with_suffix(".png"))
-    return reporting.verdict(reporting.read(stored))
+    return reporting.exit_code(reporting.read(stored))
 
 
 if __name__ == "__main__":

@@ -171,7 +171,7 @@ def collect(runs: Path, stored: dict[str, Any]) -> dict[str, Any]:
             average = [round(r["average/accuracy"], 4) for r in history if "average/accuracy" in r]
             cell |= {"average": average} if average else {}
             seconds = round(sum(r["seconds"] for r in history))
-            facts = {"done": len(history), "seconds": seconds, "left_out": reporting.left_out(history)}
+            facts = {"done": len(history), "seconds": seconds, "left_out": reporting.excluded_share(history)}
             if measured:
                 found["runs"].setdefault(name, {})[path.parts[-3].removeprefix("seed")] = facts | cell
     return found
@@ -288,7 +288,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             report(runs, stored, said, facts)
     results = report(runs, stored, said, {})
     picture(results, stored.with_suffix(".png"))
-    return reporting.verdict(results)
+    return reporting.exit_code(results)
 
 
 if __name__ == "__main__":

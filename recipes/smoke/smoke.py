@@ -135,7 +135,7 @@ def measure(case: Case, seed: int) -> dict[str, Any]:
         "train_loss": [round(history[k]["train/loss"], 4) for k in (0, -1)],
         "clients_accuracy": round(history[-1]["clients/accuracy/mean"], 4),
         "failures": sum(r["failures"] for r in history),
-        "left_out": reporting.left_out(history),
+        "left_out": reporting.excluded_share(history),
         "seconds": {
             "load": round(loaded - begin, 1),
             "run": round(time.perf_counter() - loaded, 1),
@@ -222,7 +222,7 @@ def main() -> int:
         print(name, results[name]["accuracy"], results[name]["seconds"], "learned" if learned(results[name]) else "NOT")
         reporting.write(stored, {k: results[k] for k in CASES if k in results})
         keep()
-    return reporting.verdict(results) or int(not all(map(learned, results.values())))
+    return reporting.exit_code(results) or int(not all(map(learned, results.values())))
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ from fedloom.parts.objectives import CrossEntropy
 from fedloom_apps.customise.ensemble import after_training
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from reporting import cpu_seconds, left_out, options, rounded
+from reporting import cpu_seconds, excluded_share, options, rounded
 
 RESULTS = Path(__file__).parent / "results"
 TUNING = 0  # the seed on which settings are chosen, and which is not reported
@@ -113,33 +113,35 @@ class Scale:
 @cache
 def pool(images: int, data: str = "fashion_mnist") -> Source:
     """A data set with a random subset of its training images, the same for all seeds."""
-    found = sources.make(data)
-    rows = np.random.default_rng(0).permutation(len(found.train))[:images]
-    return replace(found, train=found.train.take(np.sort(rows)), settings={**found.settings, "images": images})
+    source = sources.make(data)
+    rows = np.random.default_rng(0).permutation(len(source.train))[:images]
+    return replace(source, train=source.train.take(np.sort(rows)), settings={**source.settings, "images": images})
 
 
 @cache
 def deal(partition: str, clients: int, target: str, seed: int, scale: Scale) -> Federation:
     """The clients' data, and a target or, under the name ``none``, the common test set."""
-    chosen = TARGETS.get(target, Target())
-    made = federate(pool(scale.images), PARTITIONS[partition][1], clients, seed, held_out=0.0, target=chosen)
-    hidden = None if made.unlabelled is None else Unlabelled(made.unlabelled.x[: scale.unlabelled])
-    return replace(made, test=made.test.take(np.arange(min(scale.tested, len(made.test)))), unlabelled=hidden)
+    label_shift = TARGETS.get(target, Target())
+    federation = federate(pool(scale.images), PARTITIONS[partition][1], clients, seed, held_out=0.0, target=label_shift)
+    hidden = None if federation.unlabelled is None else Unlabelled(federation.unlabelled.x[: scale.unlabelled])
+    return replace(
+        federation, test=federation.test.take(np.arange(min(scale.tested, len(federation.test)))), unlabelled=hidden
+    )
 
 
 def similarity(federation: Federation) -> list[float]:
     """The cosine between each client's label counts and the target's, [K]."""
     train, classes = federation.train, federation.classes
-    of = np.bincount(federation.test.y.numpy(), minlength=classes)
-    found = []
+    target_counts = np.bincount(federation.test.y.numpy(), minlength=classes)
+    cosines = []
     for k in range(len(train)):
-        mine = np.bincount(train.arrays.y[train.index[k]].numpy(), minlength=classes)
-        found.append(float(mine @ of / (np.linalg.norm(mine) * np.linalg.norm(of))))
-    return [round(value, 4) for value in found]
+        counts = np.bincount(train.arrays.y[train.index[k]].numpy(), minlength=classes)
+        cosines.append(float(counts @ target_counts / (np.linalg.norm(counts) * np.linalg.norm(target_counts))))
+    return [round(value, 4) for value in cosines]
 
 
 @dataclass(frozen=True)
-class One(Mixing):
+class SingleClient(Mixing):
     """All weight for one client: that client's model itself."""
 
     client: int
@@ -170,8 +172,8 @@ class Runs:
 
     place: Path
     scale: Scale = field(default_factory=Scale)
-    spent: float = 0.0
-    opened: dict[Path, tuple[Experiment, RunResult]] = field(default_factory=dict, repr=False)
+    seconds: float = 0.0
+    finished_runs: dict[Path, tuple[Experiment, RunResult]] = field(default_factory=dict, repr=False)
 
     def experiment(self, name: str, partition: str, clients: int, target: str, seed: int) -> Experiment:
         """A method under the paper's conditions, at this scale."""
@@ -186,15 +188,15 @@ class Runs:
         self, name: str, partition: str, clients: int, seed: int, target: str = "none"
     ) -> tuple[Experiment, RunResult]:
         """The finished run; it is started or continued if necessary, and read once."""
-        where, started = self.where(name, partition, clients, target, seed), cpu_seconds()
-        if where not in self.opened:
-            chosen = self.experiment(name, partition, clients, target, seed)
+        where, start = self.where(name, partition, clients, target, seed), cpu_seconds()
+        if where not in self.finished_runs:
+            experiment = self.experiment(name, partition, clients, target, seed)
             resume = (where / "config.yaml").exists()
-            self.opened[where] = chosen, run(chosen, where, resume=resume, checkpoint_every=8, keep=1)
-            self.spent += cpu_seconds() - started
-        return self.opened[where]
+            self.finished_runs[where] = experiment, run(experiment, where, resume=resume, checkpoint_every=8, keep=1)
+            self.seconds += cpu_seconds() - start
+        return self.finished_runs[where]
 
-    def on(self, experiment: Experiment, target: str) -> Experiment:
+    def with_target(self, experiment: Experiment, target: str) -> Experiment:
         """A run that did not use a target, evaluated on one."""
         provenance = experiment.federation.provenance
         partition = next(key for key, (_, of, _) in PARTITIONS.items() if of.describe() == provenance["partition"])
@@ -211,41 +213,41 @@ class Runs:
         self, name: str, partition: str, clients: int, seed: int, targets: Sequence[str]
     ) -> dict[str, dict[str, Any]]:
         """A method's results on each target: the accuracy, and the coefficients if the method mixes for a target."""
-        found: dict[str, dict[str, Any]] = {}
+        by_target: dict[str, dict[str, Any]] = {}
         for target in targets:
             if name in AWARE:
                 experiment, result = self.finished(name, partition, clients, seed, target)
-                measured = result.history[-1].get("global/accuracy")  # none, if the run was to be longer once
-                if measured is None:
-                    measured = after_training(experiment, result, Mixing()).before
-                found[target] = {"accuracy": rounded(measured)}
+                accuracy = result.history[-1].get("global/accuracy")  # none, if the run was to be longer once
+                if accuracy is None:
+                    accuracy = after_training(experiment, result, Mixing()).before
+                by_target[target] = {"accuracy": rounded(accuracy)}
                 if name != "FedDF":
-                    found[target] |= {
+                    by_target[target] |= {
                         "p": self.coefficients(name, partition, clients, seed, target),
                         "similarity": similarity(experiment.federation),
                     }
-                found[target]["left_out"] = left_out(result.history)
+                by_target[target]["left_out"] = excluded_share(result.history)
                 continue
             experiment, result = self.finished(name, partition, clients, seed)
-            seen = self.on(experiment, target)
+            on_target = self.with_target(experiment, target)
             if name == "Local":
-                found[target] = {"accuracy": rounded(float(np.mean(alone(seen, result))))}
+                by_target[target] = {"accuracy": rounded(float(np.mean(client_accuracies(on_target, result))))}
             else:
-                found[target] = {"accuracy": rounded(after_training(seen, result, Mixing()).before)}
-            found[target]["left_out"] = left_out(result.history)
-        return found
+                by_target[target] = {"accuracy": rounded(after_training(on_target, result, Mixing()).before)}
+            by_target[target]["left_out"] = excluded_share(result.history)
+        return by_target
 
 
-def alone(experiment: Experiment, result: RunResult) -> list[float]:
+def client_accuracies(experiment: Experiment, result: RunResult) -> list[float]:
     """The accuracy of every client's last model on the target, [K]."""
     clients = range(len(experiment.federation))
-    return [rounded(after_training(experiment, result, One(k)).accuracy) or 0.0 for k in clients]
+    return [rounded(after_training(experiment, result, SingleClient(k)).accuracy) or 0.0 for k in clients]
 
 
-def parser(told: str | None, seeds: Sequence[int], scale: Scale) -> argparse.ArgumentParser:
+def parser(description: str | None, seeds: Sequence[int], scale: Scale) -> argparse.ArgumentParser:
     """The options of studies whose runs are short and not kept."""
-    made = options(told, RESULTS, seeds)
-    made.add_argument("--images", type=int, default=scale.images)
-    made.add_argument("--rounds", type=int, default=scale.rounds)
-    made.add_argument("--runs", type=Path, help="not used: a run takes less than a minute and is not kept")
-    return made
+    argument_parser = options(description, RESULTS, seeds)
+    argument_parser.add_argument("--images", type=int, default=scale.images)
+    argument_parser.add_argument("--rounds", type=int, default=scale.rounds)
+    argument_parser.add_argument("--runs", type=Path, help="not used: a run takes less than a minute and is not kept")
+    return argument_parser

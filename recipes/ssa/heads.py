@@ -154,7 +154,7 @@ class Trained:
         result = self.run(seen, name)
         custom = after_training(seen, result, DESCENT)
         cell |= {ROUNDS: reporting.rounded(custom.accuracy), f"client, {ROUNDS}": int(custom.p.argmax())}
-        cell["left_out"] = reporting.left_out(result.history)
+        cell["left_out"] = reporting.excluded_share(result.history)
         if self.place:
             cell[JUMPS] = jumps(self.place / name.replace(" ", "_") / "mixing.parquet")
 
@@ -181,7 +181,7 @@ def missing(
             for name, target in TARGETS.items():
                 if "oracle" not in rows.get(name, {}):
                     trained.once(target, rows.setdefault(name, {}))
-                    rows["left_out"] = reporting.left_out(trained.result.history)
+                    rows["left_out"] = reporting.excluded_share(trained.result.history)
             yield f"{order}, seed {seed}"
     for name in only:
         for order in orders:
@@ -273,7 +273,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             results |= {"machine": reporting.machine(), "scale": vars(study.scale)}
             reporting.write(stored, results)
     reporting.write(stored.with_suffix(".md"), tables(study, results))
-    return reporting.verdict(results)
+    return reporting.exit_code(results)
 
 
 if __name__ == "__main__":

@@ -226,10 +226,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for partition, seed, method in product(args.partition, () if args.table else args.seeds, cheap_first):
         if fill(runs, results, partition, method, seed, args.targets):
             results |= {"machine": reporting.machine(), "scale": vars(runs.scale)}
-            results["core_seconds"] = round(before + runs.spent, 1)
+            results["core_seconds"] = round(before + runs.seconds, 1)
             report(results, args.out, name)
     report(results, args.out, name)
-    return reporting.verdict(results)
+    return reporting.exit_code(results)
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             results["machine"] = reporting.machine()
             reporting.publish(stored, results, tables(results))
     reporting.publish(stored, results, tables(results))
-    return reporting.verdict(results)
+    return reporting.exit_code(results)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from typing import Any
 
 import common
 import reporting
-from common import ADAM, DESCENT, PARTITIONS, SEED, STEPS_A_PASS, Runs, Scale, alone, rounded, similarity
+from common import ADAM, DESCENT, PARTITIONS, SEED, STEPS_A_PASS, Runs, Scale, client_accuracies, rounded, similarity
 
 from fedloom.core.parts import Mixing
 from fedloom.parts.mixing import Confidence, Similarity, Uniform
@@ -87,7 +87,7 @@ def votes(runs: Runs, partition: str, seed: int) -> dict[str, dict[str, float | 
 def looked(runs: Runs, name: str, partition: str, clients: int, seed: int, target: str) -> tuple[Any, Any]:
     """A finished run that did not use a target, evaluated on one."""
     experiment, result = runs.finished(name, partition, clients, seed)
-    return runs.on(experiment, target), result
+    return runs.with_target(experiment, target), result
 
 
 def plugged(runs: Runs, partition: str, seed: int) -> dict[str, dict[str, dict[str, Any]]]:
@@ -109,7 +109,9 @@ def plugged(runs: Runs, partition: str, seed: int) -> dict[str, dict[str, dict[s
 def single(runs: Runs, partition: str, seed: int) -> dict[str, list[float]]:
     """Table 4: the accuracy of every client's last model under FedAvg."""
     clients = PARTITIONS[partition][2]
-    return {t: alone(*looked(runs, "FedAvg", partition, clients, seed, t)) for t in ("skew", "imbalanced 50")}
+    return {
+        t: client_accuracies(*looked(runs, "FedAvg", partition, clients, seed, t)) for t in ("skew", "imbalanced 50")
+    }
 
 
 def sensitivity(runs: Runs, partition: str, seed: int) -> dict[str, dict[str, float | None]]:

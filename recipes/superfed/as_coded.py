@@ -62,7 +62,11 @@ def trial(name: str, seed: int, rounds: int) -> dict[str, Any]:
     made = experiment(name.partition(",")[0], data(few, CLIENTS, seed), rounds, seed, SCRIPTS)
     made = as_coded(made) if "as coded" in name else made
     history = run(made).history
-    return {"accuracy": history[-1]["clients/accuracy/mean"], "left_out": reporting.left_out(history), "rounds": rounds}
+    return {
+        "accuracy": history[-1]["clients/accuracy/mean"],
+        "left_out": reporting.excluded_share(history),
+        "rounds": rounds,
+    }
 
 
 def page(results: dict[str, Any]) -> str:
@@ -89,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 results["runs"][name][str(seed)] = trial(name, seed, given.rounds)
                 reporting.write(place, results)
     reporting.write(given.out / "as_coded.md", page(results))
-    return reporting.verdict(results)
+    return reporting.exit_code(results)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from fedloom.models import models
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from protocol import mean_error
-from reporting import cpu_seconds, left_out, notes, rounded
+from reporting import cpu_seconds, excluded_share, notes, rounded
 
 RESULTS = Path(__file__).parent / "results"
 START = 0.4  # L/T
@@ -123,18 +123,18 @@ def experiment(
 
 
 def folder(name: str) -> str:
-    """A method's name as that of a folder."""
+    """The name of a method's folder."""
     return name.lower().replace("-", "_")
 
 
-def done(chosen: Experiment, where: Path) -> tuple[RunResult, float]:
-    """Run or resume it; the result, and the CPU seconds that this took."""
+def run_or_resume(conditions: Experiment, where: Path) -> tuple[RunResult, float]:
+    """Run an experiment, or resume its run; the result, and the CPU seconds that this took."""
     started = cpu_seconds()
-    result = run(chosen, where, resume=(where / "config.yaml").exists(), checkpoint_every=5, keep=1)
+    result = run(conditions, where, resume=(where / "config.yaml").exists(), checkpoint_every=5, keep=1)
     return result, cpu_seconds() - started
 
 
-def trained(where: Path, until: int, since: int = 0) -> set[int]:
+def participants(where: Path, until: int, since: int = 0) -> set[int]:
     """The clients that have taken part after round ``since`` and up to ``until``, according to the run's tables."""
     rows = parquet.read_table(where / "mixing.parquet").to_pydict()
     return {client for client, at in zip(rows["client"], rows["round"], strict=True) if since < at <= until}
@@ -147,45 +147,45 @@ def last_table(where: Path) -> dict[str, np.ndarray]:
     return {name: values[columns["round"] == columns["round"].max()] for name, values in columns.items()}
 
 
-def took_part(where: Path, metric: str = "accuracy") -> dict[str, float]:
+def by_participation(where: Path, metric: str = "accuracy") -> dict[str, float]:
     """How many clients had taken part at the last measurement; mean and deviation over them and over the others."""
     clients = last_table(where)
-    inside = np.isin(clients["client"], sorted(trained(where, int(clients["round"].max()))))
-    found: dict[str, float] = {"count": int(inside.sum())}
-    for side, of in (("in", inside), ("out", ~inside)):
-        if of.any():
-            found |= {side: float(clients[metric][of].mean()), f"{side}_std": float(clients[metric][of].std())}
-    return found
+    inside = np.isin(clients["client"], sorted(participants(where, int(clients["round"].max()))))
+    stats: dict[str, float] = {"count": int(inside.sum())}
+    for side, mask in (("in", inside), ("out", ~inside)):
+        if mask.any():
+            stats |= {side: float(clients[metric][mask].mean()), f"{side}_std": float(clients[metric][mask].std())}
+    return stats
 
 
 def cell(where: Path, metric: str = "accuracy") -> dict[str, Any]:
     """A run's results so far: the curve of each protocol, and the clients that took part; empty if unmeasured."""
     history = RunDirectory(where).metrics()
-    measured = [r for r in history if f"clients/{metric}/mean" in r]
-    if not measured or not (where / "clients.parquet").exists():
+    evaluations = [r for r in history if f"clients/{metric}/mean" in r]
+    if not evaluations or not (where / "clients.parquet").exists():
         return {}
-    found: dict[str, Any] = {"rounds": measured[-1]["round"], "at": [r["round"] for r in measured]}
-    found["left_out"] = left_out(history)
+    results: dict[str, Any] = {"rounds": evaluations[-1]["round"], "at": [r["round"] for r in evaluations]}
+    results["left_out"] = excluded_share(history)
     for name, keys in PROTOCOLS.items():
         mean, deviation = (key and key.format(metric) for key in keys)
-        if mean in measured[-1]:
-            columns = [[rounded(r.get(key)) for r in measured] for key in (mean, deviation) if key]
-            found[name] = dict(zip(("mean", "std"), columns, strict=False))
-    return found | {"took part": {k: rounded(v) for k, v in took_part(where, metric).items()}}
+        if mean in evaluations[-1]:
+            columns = [[rounded(r.get(key)) for r in evaluations] for key in (mean, deviation) if key]
+            results[name] = dict(zip(("mean", "std"), columns, strict=False))
+    return results | {"took part": {k: rounded(v) for k, v in by_participation(where, metric).items()}}
 
 
 def foot(results: dict[str, Any]) -> list[str]:
     """The last lines of a page: command, machine, time and notes."""
     text = ["", f"`{results['command']}`. {results.get('machine', '')}."]
-    if spent := results.get("core_seconds"):
-        text += [f"The runs took at least {sum(spent.values()) / 60:.0f} minutes of one core."]
+    if seconds := results.get("core_seconds"):
+        text += [f"The runs took at least {sum(seconds.values()) / 60:.0f} minutes of one core."]
     return [*text, *notes(results)]
 
 
-def seeded(pairs: Sequence[Sequence[float | None]], scale: float = 100, digits: int = 2) -> str:
+def mean_with_deviation(pairs: Sequence[Sequence[float | None]], scale: float = 100, digits: int = 2) -> str:
     """Mean ± standard error over seeds and, if there are deviations over clients, their mean in brackets.
 
-    >>> seeded([[0.5, 0.25], [0.75, 0.25]]), seeded([[0.5, None]])
+    >>> mean_with_deviation([[0.5, 0.25], [0.75, 0.25]]), mean_with_deviation([[0.5, None]])
     ('62.50 ± 12.50 (25.00)', '50.00')
     """
     text = mean_error([value for value, _ in pairs if value is not None], scale, digits)
@@ -193,11 +193,11 @@ def seeded(pairs: Sequence[Sequence[float | None]], scale: float = 100, digits: 
     return f"{text} ({scale * fmean(deviations):.{digits}f})" if deviations else text
 
 
-def shown(by_seed: Mapping[str, Any], protocol: str) -> str:
+def last_value(by_seed: Mapping[str, Any], protocol: str) -> str:
     """The last value of a protocol of a method's cells; ``-`` where the method has none.
 
-    >>> shown({"0": {"validation": {"mean": [0.5, 0.6], "std": [0.1, 0.2]}}}, "validation")
+    >>> last_value({"0": {"validation": {"mean": [0.5, 0.6], "std": [0.1, 0.2]}}}, "validation")
     '60.00 (20.00)'
     """
     curves = [run[protocol] for run in by_seed.values() if protocol in run]
-    return seeded([(curve["mean"][-1], curve["std"][-1] if "std" in curve else None) for curve in curves])
+    return mean_with_deviation([(curve["mean"][-1], curve["std"][-1] if "std" in curve else None) for curve in curves])

@@ -55,7 +55,7 @@ def swept(chosen: Experiment, federation: Federation, result: RunResult) -> dict
         "clients": len(clients),
         "of": len(federation.train),
         "rounds": result.snapshot.server.round,
-        "left_out": reporting.left_out(result.history),
+        "left_out": reporting.excluded_share(result.history),
         "mean": [reporting.rounded(float(a.mean())) for a in accuracy],
         "std": [reporting.rounded(float(a.std())) for a in accuracy],
         "loss": [reporting.rounded(float(a.mean())) for a in loss],
@@ -123,13 +123,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         federation = pathological.data(common.mnist(), args.clients, seed)
         for name in args.only:
             chosen = pathological.experiment(name, federation, rounds, seed, settings)
-            result, _ = common.done(chosen, pathological.place(args.runs, args.clients, name, seed, settings))
+            result, _ = common.run_or_resume(chosen, pathological.place(args.runs, args.clients, name, seed, settings))
             results["runs"].setdefault(name, {})[str(seed)] = swept(chosen, federation, result)
             results["machine"] = reporting.machine()
             reporting.write(stored, results)
     reporting.publish(stored, results, page(results, stored.with_suffix(".png").name))
     draw(results, stored.with_suffix(".png"))
-    return reporting.verdict(results)
+    return reporting.exit_code(results)
 
 
 if __name__ == "__main__":

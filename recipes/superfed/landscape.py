@@ -59,7 +59,7 @@ def reach(loss: Loss, w: Tensor, v: Tensor, steps: int = 41) -> float:
 
 def measured(chosen: Experiment, where: Path, steps: int, axis: Any = None) -> dict[str, Any]:
     """Run or resume a method; distances and losses around its server's model, drawn where there is an axis."""
-    result, _ = common.done(chosen, where)
+    result, _ = common.run_or_resume(chosen, where)
     data = placed(chosen.federation, torch.float32, "cpu")
     plan = make_plan(chosen, data, "cpu")
     w = result.snapshot.server.theta
@@ -72,7 +72,7 @@ def measured(chosen: Experiment, where: Path, steps: int, axis: Any = None) -> d
             axis.figure.colorbar(bar, ax=axis, label="test loss (cut off at 3)")
         return {
             "rounds": result.snapshot.server.round,
-            "left_out": reporting.left_out(result.history),
+            "left_out": reporting.excluded_share(result.history),
             "loss": reporting.rounded(float(loss(w))),
             "distances": [reporting.rounded(float(torch.linalg.vector_norm(v - w))) for v in own],
             "reach": [reporting.rounded(reach(loss, w, v)) for v in own],
@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results = empty | reporting.read(args.out / "landscape.json")
     if args.table:
         reporting.write(args.out / "landscape.md", page(results))
-        return reporting.verdict(results)
+        return reporting.exit_code(results)
     figure, axes = reporting.subplots(1, len(args.only), figsize=(4.2 * len(args.only), 3.6))
     for seed in args.seeds:
         federation = pathological.data(common.mnist(), CLIENTS, seed)
@@ -128,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     reporting.save(figure, args.out / "landscape.png")
     results |= {"machine": reporting.machine()}
     reporting.publish(args.out / "landscape.json", results, page(results))
-    return reporting.verdict(results)
+    return reporting.exit_code(results)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,10 @@ def trial(rate: float, seed: int) -> dict[str, Any]:
     )
     history = run(experiment).history
     last = {"clients": history[-1]["clients/accuracy/mean"], "server": history[-1]["global/accuracy"]}
-    return {**{name: reporting.rounded(value) for name, value in last.items()}, "left_out": reporting.left_out(history)}
+    return {
+        **{name: reporting.rounded(value) for name, value in last.items()},
+        "left_out": reporting.excluded_share(history),
+    }
 
 
 def page(results: dict[str, Any]) -> str:
@@ -77,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             by_seed[str(seed)] = trial(rate, seed)
             reporting.write(place, results)
     reporting.write(given.out / f"{NAME}.md", page(results))
-    return reporting.verdict(results)
+    return reporting.exit_code(results)
 
 
 if __name__ == "__main__":

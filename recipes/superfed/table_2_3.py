@@ -180,7 +180,7 @@ def report(
     """Update the stored results, and write the table from them."""
     path = out / f"table_2_3{chosen.suffix}.json"
     results = collect(runs, reporting.read(path), chosen) | facts
-    reporting.spend(results, spent or {})
+    reporting.add_core_seconds(results, spent or {})
     reporting.publish(path, results, tables(results))
     return results
 
@@ -199,11 +199,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         federation = data(common.mnist(), clients, seed)
         for name in args.only:
             made = experiment(name, federation, args.rounds or ROUNDS[clients], seed, chosen)
-            seconds = common.done(made, place(args.runs, clients, name, seed, chosen))[1]
+            seconds = common.run_or_resume(made, place(args.runs, clients, name, seed, chosen))[1]
             report(args.runs, args.out, {"machine": reporting.machine()}, {f"{name}, {clients}": seconds}, chosen)
     results = report(args.runs, args.out, {}, chosen=chosen)
     picture(results, args.out / f"table_2_3{chosen.suffix}.png")
-    return reporting.verdict(results)
+    return reporting.exit_code(results)
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ def cell(where: Path) -> dict[str, Any]:
         return {}
     last, found = measured[-1], {"rounds": measured[-1]["round"]}
     for metric in METRICS:
-        part = {k: reporting.rounded(v) for k, v in common.took_part(where, metric).items()}
+        part = {k: reporting.rounded(v) for k, v in common.by_participation(where, metric).items()}
         found[metric] = {"mean": reporting.rounded(last[f"clients/{metric}/mean"]), **part}
         found[metric]["std"] = reporting.rounded(last[f"clients/{metric}/std"])
         if f"as_published/{metric}/mean" in last:
@@ -97,7 +97,9 @@ def last(runs: Mapping[str, Any], metric: str, key: str, scale: float = 1.0) -> 
 
 def shown(runs: Mapping[str, Any], metric: str, scale: float = 1.0, digits: int = 3) -> str:
     """Mean and standard error over seeds, and in brackets the mean deviation over clients, of those that took part."""
-    return common.seeded([(run[metric]["in"], run[metric]["in_std"]) for run in runs.values()], scale, digits)
+    return common.mean_with_deviation(
+        [(run[metric]["in"], run[metric]["in_std"]) for run in runs.values()], scale, digits
+    )
 
 
 def tables(results: dict[str, Any]) -> str:
@@ -132,7 +134,7 @@ def tables(results: dict[str, Any]) -> str:
 def report(runs: Path, out: Path, facts: dict[str, Any], spent: dict[str, float] | None = None) -> dict[str, Any]:
     """Update the stored results, and write the table from them."""
     results = collect(runs, reporting.read(out / "table_2_6.json")) | facts
-    reporting.spend(results, spent or {})
+    reporting.add_core_seconds(results, spent or {})
     reporting.publish(out / "table_2_6.json", results, tables(results))
     return results
 
@@ -151,9 +153,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         federation = data(common.mnist(), SETTINGS[setting], seed)
         for name in args.only:
             chosen = common.experiment(name, federation, args.rounds, seed, METRICS, START)
-            seconds = common.done(chosen, place(args.runs, setting, name, seed))[1]
+            seconds = common.run_or_resume(chosen, place(args.runs, setting, name, seed))[1]
             report(args.runs, args.out, {"machine": reporting.machine()}, {f"{name}, {setting}": seconds})
-    return reporting.verdict(report(args.runs, args.out, {}))
+    return reporting.exit_code(report(args.runs, args.out, {}))
 
 
 if __name__ == "__main__":

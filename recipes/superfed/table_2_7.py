@@ -107,18 +107,18 @@ def figures(point: Point, scale: Scale, federation: Federation, where: Path, see
         model=lambda: models.make(scale.model, classes=arrays.classes, inputs=tuple(arrays.x.shape[1:])),
         settings={"nu": point.nu, "mu": point.mu},
     )  # fmt: skip
-    result, seconds = common.done(chosen, where)
+    result, seconds = common.run_or_resume(chosen, where)
     measure = evaluator(chosen, federation)
     held, snapshot, table = measure.federation.held_out, result.snapshot, common.last_table(where)
-    clients = np.array([c for c in sorted(common.trained(where, point.rounds)) if held.index.sizes[c]])
+    clients = np.array([c for c in sorted(common.participants(where, point.rounds)) if held.index.sizes[c]])
     choices = [[Use(lam=lam)] * len(clients) for lam in GRID]
     offsets = np.concatenate([[0], np.cumsum(held.index.sizes[clients])])
     found = measure.by_model(measure.predictions(held, snapshot.server, snapshot.store, clients, choices), offsets)
     whole = common.cell(where)["validation"]
     text: dict[str, Any] = {"rounds": point.rounds, "deployed": [whole["mean"][-1], whole["std"][-1]]}
-    text["left_out"] = reporting.left_out(result.history)
+    text["left_out"] = reporting.excluded_share(result.history)
     for name, since in (("took part", 0.0), ("own", point.start), ("late", STARTS[-1])):
-        group = common.trained(where, point.rounds, int(since * point.rounds))
+        group = common.participants(where, point.rounds, int(since * point.rounds))
         inside, chose = (np.isin(of, sorted(group)) for of in (clients, table["client"]))
         if not inside.any():
             continue
@@ -128,7 +128,7 @@ def figures(point: Point, scale: Scale, federation: Federation, where: Path, see
     w, store = snapshot.server.theta, snapshot.store
     own = [
         store.get(client) or {}
-        for client in sorted(common.trained(where, point.rounds, int(point.start * point.rounds)))
+        for client in sorted(common.participants(where, point.rounds, int(point.start * point.rounds)))
     ]
     angles = [torch.cosine_similarity(w, state["personal"]["private"][: len(w)], dim=0) for state in own]
     return text | {"cosine": reporting.rounded(float(torch.stack(angles).mean()))}, seconds
@@ -161,15 +161,15 @@ def first_rows(results: dict[str, Any]) -> list[list[str]]:
         if not (runs := list(by_seed.values())):
             continue
         row = [name, f"{start:g}", ", ".join(by_seed), ", ".join(str(run["rounds"]) for run in runs)]
-        row.append(common.seeded([run["deployed"] for run in runs]))
+        row.append(common.mean_with_deviation([run["deployed"] for run in runs]))
         own, late = ([run[group] for run in runs if group in run] for group in ("own", "late"))
         count = f", {fmean(group['clients'] for group in own):.4g} clients" if own else ""
-        row.append(common.seeded([group["deployed"] for group in own]) + count if own else "-")
+        row.append(common.mean_with_deviation([group["deployed"] for group in own]) + count if own else "-")
         if late:
             tops, ats, lows = zip(*map(best, late), strict=True)
-            row.append(common.seeded([group["deployed"] for group in late]))
-            row.append(f"{common.seeded(tops)} at {', '.join(f'{at:g}' for at in ats)}")
-            row += [late_gain(by_seed, results["starts"][name].get("0", {})), common.seeded(lows, 1, 3)]
+            row.append(common.mean_with_deviation([group["deployed"] for group in late]))
+            row.append(f"{common.mean_with_deviation(tops)} at {', '.join(f'{at:g}' for at in ats)}")
+            row += [late_gain(by_seed, results["starts"][name].get("0", {})), common.mean_with_deviation(lows, 1, 3)]
         else:
             row += ["-"] * 4
         accuracy, loss = TABLE_2_7[name][number]
@@ -186,9 +186,12 @@ def second_rows(results: dict[str, Any]) -> list[list[str]]:
             groups = [run["own"] for run in runs.values()]
             row = [name, f"{nu:g}", f"{mu:g}", ", ".join(runs), ", ".join(str(run["rounds"]) for run in runs.values())]
             row.append(f"{fmean(group['clients'] for group in groups):.4g}")
-            row += [common.seeded([group["accuracy"][GRID.index(at)] for group in groups]) for at in (0.0, 0.5, 1.0)]
+            row += [
+                common.mean_with_deviation([group["accuracy"][GRID.index(at)] for group in groups])
+                for at in (0.0, 0.5, 1.0)
+            ]
             tops, ats, _ = zip(*map(best, groups), strict=True)
-            row.append(f"{common.seeded(tops)} at {', '.join(f'{at:g}' for at in ats)}")
+            row.append(f"{common.mean_with_deviation(tops)} at {', '.join(f'{at:g}' for at in ats)}")
             rows.append([*row, mean_error([run["cosine"] for run in runs.values()], digits=3)])
     return rows
 
@@ -293,12 +296,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             where = args.runs / args.scale / point.folder / f"seed{seed}"
             found, seconds = figures(point, scale, federation, where, seed)
             results[part].setdefault(name, {}).setdefault(key, {})[str(seed)] = found
-            reporting.spend(results, {point.folder: seconds})
+            reporting.add_core_seconds(results, {point.folder: seconds})
             results["machine"] = reporting.machine()
             reporting.publish(stored, results, page(results))
     reporting.publish(stored, results, page(results))
     picture(results, stored.with_suffix(".png"))
-    return reporting.verdict(results)
+    return reporting.exit_code(results)
 
 
 if __name__ == "__main__":

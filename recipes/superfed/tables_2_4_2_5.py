@@ -63,12 +63,12 @@ def section(column: Column, held: dict[str, Any], runs: dict[str, Any], metric: 
         if not (by_seed := {seed: run[metric] for seed, run in runs.get(method, {}).items() if metric in run}):
             continue
         parts, (mean, deviation) = [run["took part"] for run in by_seed.values()], column.published(method)[metric]
-        inside = common.seeded([(part.get("in"), part.get("in_std")) for part in parts])
+        inside = common.mean_with_deviation([(part.get("in"), part.get("in_std")) for part in parts])
         inside += f", {fmean(part['count'] for part in parts):.4g} clients"
         gain = "" if method == "FedAvg" else gained(last(runs[method], metric), plain, 100, 2)
-        chosen = [common.shown(by_seed, protocol) for protocol in list(common.PROTOCOLS)[1:]]
+        chosen = [common.last_value(by_seed, protocol) for protocol in list(common.PROTOCOLS)[1:]]
         row = [method, ", ".join(by_seed), ", ".join(str(run["rounds"]) for run in by_seed.values())]
-        row += [common.shown(by_seed, "validation"), gain, inside, *chosen]
+        row += [common.last_value(by_seed, "validation"), gain, inside, *chosen]
         rows.append([*row, f"{mean:.2f} ({deviation:.2f})"])
     header = ["method", "seeds", "rounds", "all clients", "gain over FedAvg", "those that took part"]
     header += [*list(common.PROTOCOLS)[1:], "published"]
@@ -115,9 +115,9 @@ def fill(
             model=lambda: column.network(federation.train.arrays), local=column.local,
         )  # fmt: skip
         where = place(runs, results["scale"], name, column.rounds, method, seed)
-        seconds = common.done(chosen, where)[1]
+        seconds = common.run_or_resume(chosen, where)[1]
         held["runs"].setdefault(method, {})[str(seed)] = cell(where, column)
-        reporting.spend(results, {f"{method}, {name}": seconds})
+        reporting.add_core_seconds(results, {f"{method}, {name}": seconds})
         results["machine"] = reporting.machine()
         reporting.publish(stored, results, page(results))
 
@@ -140,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         column = SCALES[args.scale][name]
         fill(name, replace(column, rounds=args.rounds or column.rounds), args.only, seed, results, args.runs, stored)
     reporting.publish(stored, results, page(results))
-    return reporting.verdict(results)
+    return reporting.exit_code(results)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from fedloom.data.sources.generated import Generated, pixels, read_generated, sa
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 import reporting
 from protocol import mean_error
-from reporting import notes, read, reports_errors, save, subplots, table, verdict, write
+from reporting import exit_code, notes, read, reports_errors, save, subplots, table, write
 
 RESULTS = Path(__file__).parent / "results"
 NAMES = {
@@ -30,7 +30,7 @@ NAMES = {
     "organcmnist": "OrganCMNIST",
 }
 REAL = "real images"
-SEEN = {
+MEASURES = {
     "recognised": ("recognised", 100),
     "diversity": ("diversity", 1),
     "diversity_features": ("diversity, features", 1),
@@ -55,14 +55,14 @@ SPLIT = {
 }  # of the pages, beside the introduction
 
 
-def told(recipe: str, words: Sequence[str]) -> str:
+def command_line(recipe: str, words: Sequence[str]) -> str:
     """The command of a recipe as results record it: without the places on this machine.
 
-    >>> told("tuning", ["--scale", "digits", "--out", "there", "--only", "FedEvg, kept"])
+    >>> command_line("tuning", ["--scale", "digits", "--out", "there", "--only", "FedEvg, kept"])
     "python recipes/synthesis/tuning.py --scale digits --only 'FedEvg, kept'"
     """
-    kept = [w for at, w in enumerate(words) if not {"--runs", "--out"} & {w, *words[max(at - 1, 0) : at]}]
-    return shlex.join(["python", f"recipes/synthesis/{recipe}.py", *kept])
+    arguments = [w for at, w in enumerate(words) if not {"--runs", "--out"} & {w, *words[max(at - 1, 0) : at]}]
+    return shlex.join(["python", f"recipes/synthesis/{recipe}.py", *arguments])
 
 
 @reports_errors
@@ -78,17 +78,17 @@ def main(
     options(parser)
     arguments = parser.parse_args(words)
     arguments.stem = arguments.scale + ("_clients" if vars(arguments).get("split") == "clients" else "")
-    arguments.command = told(recipe, sys.argv[1:] if words is None else words)
+    arguments.command = command_line(recipe, sys.argv[1:] if words is None else words)
     do(arguments)
-    return verdict(read(arguments.out / f"{recipe}_{arguments.stem}.json"))
+    return exit_code(read(arguments.out / f"{recipe}_{arguments.stem}.json"))
 
 
-def of(runs: Mapping[str, Any], when: str, key: str) -> list[float]:
+def values_of(runs: Mapping[str, Any], when: str, key: str) -> list[float]:
     """A number of all seeds."""
     return [run[when][key] for run in runs.values() if run[when].get(key) is not None]
 
 
-def parted(key: str) -> tuple[str, int, float]:
+def parse_key(key: str) -> tuple[str, int, float]:
     """Data, clients and alpha of a cell."""
     data, clients, alpha = key.split()
     return data, int(clients), float(alpha)
@@ -99,43 +99,49 @@ def main_table(
 ) -> str:
     """One of the thesis' tables: our figures at equal rounds and at equal communication, and below them the thesis'."""
     cells, stops = results["cells"], results.get("stops", False)
-    chosen = sorted((k for k in cells if parted(k)[0] == data), key=lambda k: parted(k)[1:])
-    theirs = (published.FID if key == "fid" else published.ACCURACY).get(data, {}) if beside else {}
+    keys = sorted((k for k in cells if parse_key(k)[0] == data), key=lambda k: parse_key(k)[1:])
+    thesis = (published.FID if key == "fid" else published.ACCURACY).get(data, {}) if beside else {}
     rows = []
     for name in methods:
-        ours = [cells[k]["runs"].get(name, {}) for k in chosen]
-        if any(ours):
+        runs_by_cell = [cells[k]["runs"].get(name, {}) for k in keys]
+        if any(runs_by_cell):
             if not stops or name.startswith("FedEvg"):
-                rows.append([name, *(mean_error(of(runs, "final", key), factor) for runs in ours)])
+                rows.append([name, *(mean_error(values_of(runs, "final", key), factor) for runs in runs_by_cell)])
             if not name.startswith("FedEvg"):
                 rows.append(
-                    [f"{name}, equal communication", *(mean_error(of(runs, "equal", key), factor) for runs in ours)]
+                    [
+                        f"{name}, equal communication",
+                        *(mean_error(values_of(runs, "equal", key), factor) for runs in runs_by_cell),
+                    ]
                 )
-    real = [[found[key] for found in cells[k]["real"].values() if key in found] for k in chosen]
+    real = [[metrics[key] for metrics in cells[k]["real"].values() if key in metrics] for k in keys]
     rows.append([REAL, *(mean_error(values, factor) for values in real)])
-    for name, figures in theirs.items():
-        at = dict(zip(published.COLUMNS, figures, strict=True))
-        said = (at.get(parted(k)[1:]) for k in chosen)
-        rows.append([f"*thesis: {name}*", *(f"*{v[0]} ({v[1]})*" if v else "-" for v in said)])
-    heads = [f"{parted(k)[1]} clients, α {parted(k)[2]:g}" for k in chosen]
+    for name, figures in thesis.items():
+        by_column = dict(zip(published.COLUMNS, figures, strict=True))
+        entries = (by_column.get(parse_key(k)[1:]) for k in keys)
+        rows.append([f"*thesis: {name}*", *(f"*{v[0]} ({v[1]})*" if v else "-" for v in entries)])
+    heads = [f"{parse_key(k)[1]} clients, α {parse_key(k)[2]:g}" for k in keys]
     return table(["method", *heads], rows)
 
 
-def seen_table(cell: Mapping[str, Any], methods: Sequence[str]) -> str:
+def measures_table(cell: Mapping[str, Any], methods: Sequence[str]) -> str:
     """The other results of the evaluation."""
     rows = []
     for name in methods:
         runs = cell["runs"].get(name, {})
         if runs:
             figures = [
-                mean_error(of(runs, "final", key), factor, 1 if factor > 1 else 3) for key, (_, factor) in SEEN.items()
+                mean_error(values_of(runs, "final", key), factor, 1 if factor > 1 else 3)
+                for key, (_, factor) in MEASURES.items()
             ]
-            some = next(iter(runs.values()))
-            rows.append([name, str(some["steps"]), f"{some['parameters']:,}", *figures])
+            first = next(iter(runs.values()))
+            rows.append([name, str(first["steps"]), f"{first['parameters']:,}", *figures])
     real = list(cell["real"].values())
-    figures = [[found[key] for found in real if key in found] for key in SEEN]
-    shown = [mean_error(v, f, 1 if f > 1 else 3) for v, (_, f) in zip(figures, SEEN.values(), strict=True)]
-    return table(["method", "steps", "sent", *(word for word, _ in SEEN.values())], [*rows, [REAL, "", "", *shown]])
+    figures = [[metrics[key] for metrics in real if key in metrics] for key in MEASURES]
+    real_cells = [mean_error(v, f, 1 if f > 1 else 3) for v, (_, f) in zip(figures, MEASURES.values(), strict=True)]
+    return table(
+        ["method", "steps", "sent", *(word for word, _ in MEASURES.values())], [*rows, [REAL, "", "", *real_cells]]
+    )
 
 
 INTRODUCTION = """{rounds} rounds; {spc} images of each class. *Equal communication*: judged after as many rounds as
@@ -157,7 +163,7 @@ def text(results: Mapping[str, Any], methods: Sequence[str]) -> str:
     runs = [run for cell in cells.values() for by_seed in cell["runs"].values() for run in by_seed.values()]
     lines = [f"# Synthetic data from a federation (Hahn, thesis, tables 4.2 to 4.5, figures 4.1 to 4.4), {scale}", ""]
     lines += [INTRODUCTION.format(**results), "", SPLIT["clients" if scale.endswith("_clients") else "classes"]]
-    for data in dict.fromkeys(parted(key)[0] for key in cells):
+    for data in dict.fromkeys(parse_key(key)[0] for key in cells):
         name = NAMES.get(data, data)
         lines += [
             "",
@@ -172,10 +178,10 @@ def text(results: Mapping[str, Any], methods: Sequence[str]) -> str:
         lines += ["", f"FID (tables 4.4, 4.5); our features are those of {runs[0]['features']} (test accuracy"]
         lines += [f"{100 * runs[0]['features_accuracy']:.1f} %), so only the order can be compared:", ""]
         lines += [main_table(results, data, methods, "fid", 1)]
-        for key in sorted((k for k in cells if parted(k)[0] == data), key=lambda k: parted(k)[1:]):
-            _, clients, alpha = parted(key)
+        for key in sorted((k for k in cells if parse_key(k)[0] == data), key=lambda k: parse_key(k)[1:]):
+            _, clients, alpha = parse_key(key)
             lines += ["", f"Further measures of the sets, {clients} clients, α {alpha:g}, after all rounds:", ""]
-            lines += [seen_table(cells[key], methods), "", f"![{name}, α {alpha:g}]({picture_name(scale, key)})"]
+            lines += [measures_table(cells[key], methods), "", f"![{name}, α {alpha:g}]({picture_name(scale, key)})"]
     seeds = sorted({seed for cell in cells.values() for by_seed in cell["runs"].values() for seed in by_seed})
     seconds, failures = (sum(run[key] for run in runs) for key in ("seconds", "failures"))
     lines += ["", WORDS, "", f"`{results['command']}`, seeds {', '.join(seeds)}. {results['machine']}. The runs took"]
@@ -189,21 +195,21 @@ def picture_name(scale: str, key: str) -> str:
     return f"figure_{scale}_{data}_{clients}_{alpha}.png"
 
 
-def tile(arrays: Arrays, each: int = 10) -> np.ndarray:
+def tile(arrays: Arrays, per_class: int = 10) -> np.ndarray:
     """Images as one picture [H, W] or [H, W, 3], one row per class."""
     x = pixels(arrays).clamp(0, 1)
     blank, rows = torch.ones_like(x[0]), []
     for label in range(arrays.classes):
-        mine = list(x[arrays.y == label][:each])
-        rows.append(torch.cat([torch.nn.functional.pad(one, (0, 1, 0, 1), value=1.0) for one in
-                               mine + [blank] * (each - len(mine))], 2))  # fmt: skip
-    whole = torch.cat(rows, 1).permute(1, 2, 0).numpy()
-    return whole[..., 0] if whole.shape[2] == 1 else whole
+        images = list(x[arrays.y == label][:per_class])
+        rows.append(torch.cat([torch.nn.functional.pad(image, (0, 1, 0, 1), value=1.0) for image in
+                               images + [blank] * (per_class - len(images))], 2))  # fmt: skip
+    grid = torch.cat(rows, 1).permute(1, 2, 0).numpy()
+    return grid[..., 0] if grid.shape[2] == 1 else grid
 
 
-def keep_real(test: Arrays, folder: Path, each: int = 10) -> None:
+def keep_real(test: Arrays, folder: Path, per_class: int = 10) -> None:
     """Some real test images, for the first panel of a picture."""
-    rows = torch.cat([(test.y == label).nonzero()[:each, 0] for label in range(test.classes)])
+    rows = torch.cat([(test.y == label).nonzero()[:per_class, 0] for label in range(test.classes)])
     folder.mkdir(parents=True, exist_ok=True)
     save_npz(Generated(test.take(rows), {}), folder / "real.npz")
 
@@ -212,13 +218,13 @@ def picture(scale: str, key: str, cell: Mapping[str, Any], runs: Path, methods: 
     """Figures 4.1 to 4.4: real images, then each method's, of the first seed with available runs, if any."""
     folder = runs / scale / key.replace(" ", "-")
     for seed in sorted({seed for by_seed in cell["runs"].values() for seed in by_seed}):
-        made = {name: folder / f"{name.lower().replace(', ', '-')}-{seed}" / "synthetic.npz" for name in methods}
-        mine = [name for name in methods if seed in cell["runs"].get(name, {}) and made[name].is_file()]
-        if mine:
+        files = {name: folder / f"{name.lower().replace(', ', '-')}-{seed}" / "synthetic.npz" for name in methods}
+        available = [name for name in methods if seed in cell["runs"].get(name, {}) and files[name].is_file()]
+        if available:
             break
     else:
         return
-    panels = [(name, tile(read_generated(made[name]).arrays)) for name in mine]
+    panels = [(name, tile(read_generated(files[name]).arrays)) for name in available]
     if (folder / "real.npz").is_file():
         panels.insert(0, ("real test images", tile(read_generated(folder / "real.npz").arrays)))
     figure, axes = subplots(1, len(panels), figsize=(3.4 * len(panels), 3.8), squeeze=False)

@@ -89,7 +89,7 @@ def train(parts: Federation, given: Arrays | None, use: str, times: int, rounds:
         "clients": [reporting.rounded(record["clients/accuracy/mean"]) for record in looks],
         "worst": [reporting.rounded(record["clients/accuracy/worst10"]) for record in looks],
         "seconds": round(done.summary["seconds"], 1),
-        "left_out": reporting.left_out(done.history),
+        "left_out": reporting.excluded_share(done.history),
     }
 
 

@@ -150,7 +150,7 @@ def work(name: str, scale: Scale, parts: Federation, seed: int, place: Path, cac
         "parameters": sent(name, scale, parts.train.arrays),
         "seconds": round(sum(record["seconds"] for record in made.result.history), 1),
         "failures": len(made.result.failures),
-        "left_out": reporting.left_out(made.result.history),
+        "left_out": reporting.excluded_share(made.result.history),
         "features": made.evaluation.details["features"],
         "features_accuracy": reporting.rounded(made.evaluation.details["features_accuracy"]),
         "classifier": made.evaluation.details["classifier"],

@@ -123,7 +123,7 @@ def trial(method: Method, dealt: Federation, local: Local, rounds: int, evaluati
         "megabytes": reporting.rounded(last["comm/bytes"] / 1e6) if hit else None,
         "end": last["round"],
         "best": reporting.rounded(max(r[evaluation.metric] for r in result.history if evaluation.metric in r)),
-        "left_out": reporting.left_out(result.history),
+        "left_out": reporting.excluded_share(result.history),
     }
     for name, key in (("mean model", "global/accuracy"), ("worst", "clients/accuracy/worst"),
                       ("distance", "consensus/distance")):  # fmt: skip
@@ -163,7 +163,7 @@ def fastest(tried: Mapping[float, Mapping[str, Any]]) -> float:
     return min(tried, key=lambda rate: (tried[rate]["rounds"] or inf, -tried[rate]["best"]))
 
 
-def collect(stored: reporting.Stored, seeds: Sequence[int]) -> None:
+def collect(stored: reporting.ResultsFile, seeds: Sequence[int]) -> None:
     """Choose rates, then run what is missing on graphs; ``cells`` has what is reported."""
 
     def get(name: str, split: str, graph: str, rate: float, seed: int) -> dict[str, Any]:
@@ -181,7 +181,7 @@ def collect(stored: reporting.Stored, seeds: Sequence[int]) -> None:
                     stored.save()
 
 
-def collect_edges(stored: reporting.Stored, seeds: Sequence[int]) -> None:
+def collect_edges(stored: reporting.ResultsFile, seeds: Sequence[int]) -> None:
     """The same for edge servers; the rate is that of one level, κ = 1."""
 
     def get(members: str, every: int, rate: float, seed: int) -> dict[str, Any]:
@@ -288,7 +288,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", choices=["graphs", "edges"], default=["graphs", "edges"])
     args = parser.parse_args(arguments)
     path = RESULTS / "graphs.json"
-    stored = reporting.Stored(path, "FEDLOOM_DATA=... python recipes/topology/graphs.py")
+    stored = reporting.ResultsFile(path, "FEDLOOM_DATA=... python recipes/topology/graphs.py")
     if not args.table:
         torch.set_num_threads(1)
         if "edges" in args.only:
@@ -297,7 +297,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             collect(stored, args.seeds)
     path.with_suffix(".md").write_text(tables(stored.results))
     picture(stored.results, path.with_suffix(".png"))
-    return reporting.verdict({key: stored.results.get(key, {}) for key in ("cells", "edges")})
+    return reporting.exit_code({key: stored.results.get(key, {}) for key in ("cells", "edges")})
 
 
 if __name__ == "__main__":

@@ -172,12 +172,12 @@ def trial(data: str, split: str, setup: Setup, seed: int) -> dict[str, Any]:
         "rounds": len(history),
         "megabytes": reporting.rounded(history[-1]["comm/bytes"] / 1e6),
         "seconds": round(spent, 2),
-        "left_out": reporting.left_out(history),
+        "left_out": reporting.excluded_share(history),
     }
 
 
 def collect(
-    stored: reporting.Stored, data: str, splits: Sequence[str], names: Sequence[str], seeds: Sequence[int]
+    stored: reporting.ResultsFile, data: str, splits: Sequence[str], names: Sequence[str], seeds: Sequence[int]
 ) -> None:
     """Choose settings, then run what is missing, seed by seed; ``cells`` has what is reported."""
 
@@ -249,12 +249,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         path = RESULTS / f"personal_{data}.json"
         if args.table and not path.exists():
             continue
-        stored = reporting.Stored(path, f"FEDLOOM_DATA=... python recipes/topology/personal.py --data {data}")
+        stored = reporting.ResultsFile(path, f"FEDLOOM_DATA=... python recipes/topology/personal.py --data {data}")
         if not args.table:
             torch.set_num_threads(1)
             collect(stored, data, args.splits, args.methods, args.seeds)
         path.with_suffix(".md").write_text(tables(stored.results, DATA[data]))
-        code = max(code, reporting.verdict(reported(stored.results)))
+        code = max(code, reporting.exit_code(reported(stored.results)))
     return code
 
 

@@ -31,10 +31,10 @@ WORDS = {"iid": "IID", "dirichlet": "Dirichlet (.3)"}
 
 def source(name: str, most: int = 0) -> Source:
     """A data set, or its first ``most`` training images and a fifth as many test images."""
-    whole = sources.make(name)
+    data = sources.make(name)
     if not most:
-        return whole
-    return replace(whole, train=first(whole.train, most), test=first(whole.test, most // 5))
+        return data
+    return replace(data, train=first(data.train, most), test=first(data.test, most // 5))
 
 
 def first(arrays: Arrays, most: int) -> Arrays:
@@ -57,8 +57,8 @@ def local(epochs: int = 5) -> Local:
     return Local(epochs=epochs, batch_size=10, lr=0.1)
 
 
-def parser(told: str | None) -> argparse.ArgumentParser:
+def parser(description: str | None) -> argparse.ArgumentParser:
     """The options of all studies."""
-    made = reporting.options(told, seeds=SEEDS)
-    made.add_argument("--data", default="digits")
-    return made
+    argument_parser = reporting.options(description, seeds=SEEDS)
+    argument_parser.add_argument("--data", default="digits")
+    return argument_parser

@@ -77,7 +77,7 @@ def trial(data: str, split: str, uplink: tuple[Uplink, ...], seed: int, target: 
         "up": round((last["comm/bytes"] - down) / MEGA, 4) if reached else None,
         "total": round(last["comm/bytes"] / MEGA, 4) if reached else None,
         "best": round(best, 5),
-        "left_out": round(reporting.left_out(history), 4),
+        "left_out": round(reporting.excluded_share(history), 4),
     }
 
 
@@ -86,7 +86,7 @@ def name(split: str, uplink: tuple[Uplink, ...], seed: int) -> str:
     return f"{split} | {', '.join(map(repr, uplink)) or 'none'} | seed {seed}"
 
 
-def collect(stored: reporting.Stored, data: str, seeds: Sequence[int], target: float) -> None:
+def collect(stored: reporting.ResultsFile, data: str, seeds: Sequence[int], target: float) -> None:
     """Choose settings, then run what is missing."""
     chosen: dict[str, dict[str, int]] = stored.results.setdefault("chosen", {})
 
@@ -159,13 +159,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--target", type=float, default=0.9)
     given = parser.parse_args(arguments)
     path = common.RESULTS / f"compressed_{given.data}.json"
-    stored = reporting.Stored(path, f"python recipes/trust/compressed.py --data {given.data} --target {given.target:g}")
+    stored = reporting.ResultsFile(
+        path, f"python recipes/trust/compressed.py --data {given.data} --target {given.target:g}"
+    )
     if not given.table:
         stored.results |= {"title": common.TITLES.get(given.data, given.data), "target": given.target}
         collect(stored, given.data, given.seeds, given.target)
     path.with_suffix(".md").write_text(tables(stored.results))
     picture(stored.results, path.with_suffix(".png"))
-    return reporting.verdict(stored.results)
+    return reporting.exit_code(stored.results)
 
 
 if __name__ == "__main__":

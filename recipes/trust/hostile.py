@@ -82,10 +82,10 @@ class Study:
     rounds: int = ROUNDS
 
     @property
-    def stored(self) -> reporting.Stored:
+    def stored(self) -> reporting.ResultsFile:
         """Its results."""
         command = f"python recipes/trust/hostile.py --data {self.data}"
-        return reporting.Stored(common.RESULTS / f"hostile_{self.data}.json", command)
+        return reporting.ResultsFile(common.RESULTS / f"hostile_{self.data}.json", command)
 
 
 @cache
@@ -141,7 +141,7 @@ def trained(study: Study, federation: Federation, mixing: Mixing, attack: Attack
         found["detection"] = round(float(np.mean([r["attack/detection"] for r in history])), 4)
     if "attack/success" in at_end[-1]:
         found["success"] = round(float(np.mean([r["attack/success"] for r in at_end])), 5)
-    return found | {"left_out": round(reporting.left_out(history), 4)}
+    return found | {"left_out": round(reporting.excluded_share(history), 4)}
 
 
 def name(split: str, mixing: Mixing, attack: Attack | None, seed: int) -> str:
@@ -155,7 +155,7 @@ def harm(found: dict[str, Any], attack: str) -> float:
 
 
 def choose(
-    study: Study, stored: reporting.Stored, split: str, aggregator: str
+    study: Study, stored: reporting.ResultsFile, split: str, aggregator: str
 ) -> tuple[Mixing, dict[str, Attack | None]]:
     """The aggregator's setting and the strongest attacks against it, on the tuning seed."""
 
@@ -173,7 +173,7 @@ def choose(
     return max(found, key=lambda one: one[0])[1:]
 
 
-def collect(study: Study, stored: reporting.Stored, seeds: Sequence[int]) -> None:
+def collect(study: Study, stored: reporting.ResultsFile, seeds: Sequence[int]) -> None:
     """Run what is missing."""
     for split in common.SPLITS:
         for aggregator in AGGREGATORS:

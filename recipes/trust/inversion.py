@@ -141,7 +141,7 @@ def picture(results: dict[str, Any], path: Path) -> None:
 
 def main() -> int:
     """Reconstruct what is missing, and write table and figure."""
-    stored = reporting.Stored(common.RESULTS / "inversion.json", "python recipes/trust/inversion.py")
+    stored = reporting.ResultsFile(common.RESULTS / "inversion.json", "python recipes/trust/inversion.py")
     for words, settings in TRAINING.items():
         stored(words, partial(trial, settings))
     (common.RESULTS / "inversion.md").write_text(tables(stored.results))

@@ -62,7 +62,7 @@ def model(settings: dict[str, float], seed: int) -> dict[str, Any]:
     return {
         "accuracy": round(last["global/accuracy"], 5),
         "epsilon": None if epsilon is None else round(epsilon, 3),
-        "left_out": round(reporting.left_out(result.history), 4),
+        "left_out": round(reporting.excluded_share(result.history), 4),
         "inside": sorted(map(int, rows)),
         "phi": np.round(logit_confidence(p), 3).tolist(),
     }
@@ -115,14 +115,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--models", type=int, default=MODELS)
     given = parser.parse_args(arguments)
     path = common.RESULTS / "membership.json"
-    stored = reporting.Stored(path, "python recipes/trust/membership.py")
+    stored = reporting.ResultsFile(path, "python recipes/trust/membership.py")
     if not given.table:
         for words, settings in TRAINING.items():
             for seed in range(given.models):
                 stored(f"{words} | model {seed}", partial(model, settings, seed))
         stored.save()
     path.with_suffix(".md").write_text(tables(stored.results))
-    return reporting.verdict(stored.results)
+    return reporting.exit_code(stored.results)
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ def trial(data: str, label: str, epsilon: float, lr: float, bound: float, seed: 
     last = history[-1]
     spent = {"epsilon": round(last["privacy/epsilon"], 4)} if uplink else {}
     measured = {"deployed": round(last["clients/accuracy/mean"], 5), "server": round(last["global/accuracy"], 5)}
-    return {**measured, "left_out": round(reporting.left_out(history), 4), **spent}
+    return {**measured, "left_out": round(reporting.excluded_share(history), 4), **spent}
 
 
 def name(label: str, epsilon: float, lr: float, bound: float, seed: int) -> str:
@@ -99,7 +99,7 @@ def name(label: str, epsilon: float, lr: float, bound: float, seed: int) -> str:
     return f"{label} | epsilon {epsilon:g} | rate {lr:g} | bound {bound:g} | seed {seed}"
 
 
-def collect(stored: reporting.Stored, data: str, seeds: Sequence[int], rounds: int) -> None:
+def collect(stored: reporting.ResultsFile, data: str, seeds: Sequence[int], rounds: int) -> None:
     """Choose settings, then run what is missing."""
     chosen: dict[str, dict[str, Any]] = stored.results.setdefault("chosen", {})
 
@@ -176,13 +176,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     given = parser.parse_args(arguments)
     path = common.RESULTS / f"private_{given.data}.json"
-    stored = reporting.Stored(path, f"python recipes/trust/private.py --data {given.data}")
+    stored = reporting.ResultsFile(path, f"python recipes/trust/private.py --data {given.data}")
     if not given.table:
         stored.results["title"] = f"{common.TITLES.get(given.data, given.data)}, {given.rounds} rounds"
         collect(stored, given.data, given.seeds, given.rounds)
     path.with_suffix(".md").write_text(tables(stored.results))
     picture(stored.results, path.with_suffix(".png"))
-    return reporting.verdict(stored.results)
+    return reporting.exit_code(stored.results)
 
 
 if __name__ == "__main__":

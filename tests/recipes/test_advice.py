@@ -36,7 +36,7 @@ def shown(number: str) -> str:
     ],
 )
 def test_averaged_models_that_serve_the_worst_devices(protocol: Any, data: str, method: str, text: str) -> None:
-    stored = protocol.stored("fair/device")
+    stored = protocol.read_results("fair/device")
     runs = {name: stored["data"][data]["runs"][name] for name in (method, "FedAvg")}
     worst = {name: {s: one["averaged"]["worst10"] for s, one in found.items()} for name, found in runs.items()}
     gain, _, _ = protocol.gained(worst[method], worst["FedAvg"], 100).partition(" (")
@@ -48,7 +48,7 @@ FAIR = ("AFL", "q-FedAvg", "TERM", "PropFair", "AAggFF")
 
 def worst_of(protocol: Any, file: str, data: str) -> dict[str, dict[str, float]]:
     """The worst tenth's metric with the last model, by method and seed."""
-    runs = protocol.stored(f"fair/{file}")["data"][data]["runs"]
+    runs = protocol.read_results(f"fair/{file}")["data"][data]["runs"]
     return {name: {s: one["worst10"] for s, one in found.items()} for name, found in runs.items()}
 
 
@@ -69,7 +69,10 @@ def test_on_losses_of_training_samples_no_fair_method_beats_the_better_weights(p
 
 
 def test_what_helped_the_worst_of_six_silos(protocol: Any) -> None:
-    runs, worst = protocol.stored("fair/silo")["data"]["six_silos"]["runs"], worst_of(protocol, "silo", "six_silos")
+    runs, worst = (
+        protocol.read_results("fair/silo")["data"]["six_silos"]["runs"],
+        worst_of(protocol, "silo", "six_silos"),
+    )
 
     def gain(name: str, other: str, key: str) -> str:
         ours, others = ({s: one[key] for s, one in runs[each].items()} for each in (name, other))
@@ -89,7 +92,7 @@ def test_what_helped_the_worst_of_six_silos(protocol: Any) -> None:
 def test_where_fedmgda_does_not_help(protocol: Any) -> None:
     gains = []
     for data in ("fashion_dirichlet", "minority"):
-        runs, last = protocol.stored("fair/device")["data"][data]["runs"], worst_of(protocol, "device", data)
+        runs, last = protocol.read_results("fair/device")["data"][data]["runs"], worst_of(protocol, "device", data)
         assert min(last, key=lambda name: sum(last[name].values())) == "FedMGDA+"
         both = ({s: one["averaged"]["worst10"] for s, one in runs[name].items()} for name in ("FedMGDA+", "FedAvg"))
         gains.append(shown(protocol.gained(*both, 100).partition(" (")[0]))
@@ -97,25 +100,25 @@ def test_where_fedmgda_does_not_help(protocol: Any) -> None:
 
 
 def test_few_of_many_clients(protocol: Any) -> None:
-    runs = protocol.stored("fair/plug_and_play")["data"]["fashion_dirichlet"]["runs"]
+    runs = protocol.read_results("fair/plug_and_play")["data"]["fashion_dirichlet"]["runs"]
     both = ({s: one["mean"] for s, one in runs[name]["alone"].items()} for name in ("FedAdagrad", "FedAvg"))
     gain = shown(protocol.gained(*both, 100).partition(" (")[0])
     assert f"FedAdagrad is {gain} points more accurate than FedAvg (" in PAGE
-    runs = protocol.stored("fair/device")["data"]["fashion_dirichlet"]["runs"]["FedAvg"]
+    runs = protocol.read_results("fair/device")["data"]["fashion_dirichlet"]["runs"]["FedAvg"]
     averaged, last = {s: r["averaged"]["mean"] for s, r in runs.items()}, {s: r["mean"] for s, r in runs.items()}
     gain = shown(protocol.gained(averaged, last, 100).partition(" (")[0])
     assert f"(`evaluation.server_average=0.97`) {gain} more than its last one" in PAGE
 
 
 def test_what_searches_over_all_methods_end_with(protocol: Any) -> None:
-    searches = [one for data in protocol.stored("search/compositions")["runs"].values() for one in data.values()]
+    searches = [one for data in protocol.read_results("search/compositions")["runs"].values() for one in data.values()]
     ends = [run["label"] for seeds in searches for run in seeds.values()]
     found = sum(label.startswith(("knn_per", "fedrod")) for label in ends)
     assert f"{found} of {len(ends)} [searches]" in PAGE
 
 
 def test_moml_without_its_vector_is_level(protocol: Any) -> None:
-    runs = protocol.stored("online/s_mnist")["runs"]["Hedge"]
+    runs = protocol.read_results("online/s_mnist")["runs"]["Hedge"]
     for figure in (lambda run: sum(run["ctm"]) / len(run["ctm"]), lambda run: run["ltm"][-1][1]):
         both = [{seed: figure(run) for seed, run in runs[name].items()} for name in ("MOML", "MOML ∇=0")]
         gain = protocol.paired(*both)
@@ -127,7 +130,7 @@ def test_all_clients_in_every_round(protocol: Any) -> None:
     def rounds(file: str, target: float) -> dict[str, str]:
         """The rounds of each method to a target."""
         found = {}
-        for name, seeds in protocol.stored(f"claims/{file}")["runs"].items():
+        for name, seeds in protocol.read_results(f"claims/{file}")["runs"].items():
             curves = [run["curves"]["average/accuracy"] for run in seeds.values()]
             first = [next(r for r, value in enumerate(curve, 1) if value >= target) for curve in curves]
             found[name] = shown(protocol.mean_error(first, 1, 1))
@@ -145,14 +148,14 @@ def test_all_clients_in_every_round(protocol: Any) -> None:
 
 
 def test_two_classes_a_client(protocol: Any) -> None:
-    stored = protocol.stored("superfed/table_2_3_scripts")
+    stored = protocol.read_results("superfed/table_2_3_scripts")
     for name, text in (
         ("FedPer", "{} % with FedPer"), ("SuPerFed-MM", "{} with SuPerFed-MM"), ("Ditto", "{} with Ditto"),
         ("FedAvg", "FedAvg has {}"),
     ):  # fmt: skip
         values = protocol.find(stored, f"runs > 500 > {name} > * > validation > mean > -1").values()
         assert text.format(shown(protocol.mean_error(values, 100, 2))) in PAGE
-    stored = protocol.stored("claims/superfed_mnist_50_scripts")
+    stored = protocol.read_results("claims/superfed_mnist_50_scripts")
     for name, text in (
         *((name, f"{{}} with {name}") for name in ("FedPer", "Ditto", "FedRep", "APFL", "SuPerFed-MM")),
         ("SCAFFOLD", "SCAFFOLD has {}"), ("FedProx", "FedProx {}"),
@@ -164,7 +167,7 @@ def test_two_classes_a_client(protocol: Any) -> None:
 def test_a_head_for_the_targets_shares_beats_fedavg_in_every_cell(protocol: Any) -> None:
     cells = [
         cell
-        for splits in protocol.stored("ssa/heads")["runs"].values()
+        for splits in protocol.read_results("ssa/heads")["runs"].values()
         for targets in splits.values()
         for cell in targets.values()
     ]
@@ -175,9 +178,11 @@ def test_a_head_for_the_targets_shares_beats_fedavg_in_every_cell(protocol: Any)
 def test_transmissions_of_feddyn(protocol: Any) -> None:
     import claims
 
-    stored = protocol.stored("feddyn/mnist_dirichlet")
+    stored = protocol.read_results("feddyn/mnist_dirichlet")
     sent = {
-        name: [claims.reached(0.982)(run, stored) for run in protocol.find(stored, f"runs > {name} > *").values()]
+        name: [
+            claims.transmissions_to(0.982)(run, stored) for run in protocol.find(stored, f"runs > {name} > *").values()
+        ]
         for name in ("FedDyn", "FedAvg")
     }
     assert f"{min(sent['FedDyn'])} to {max(sent['FedDyn'])} rounds of FedAvg's communication to 98.2 %" in PAGE
@@ -244,7 +249,7 @@ EVERY_CLIENT = {
 
 @pytest.mark.parametrize("data", EVERY_CLIENT)
 def test_a_model_for_every_client(protocol: Any, data: str) -> None:
-    cells = protocol.stored(f"topology/{data}")["cells"]
+    cells = protocol.read_results(f"topology/{data}")["cells"]
     for split, names in EVERY_CLIENT[data].items():
         means = {name: [run["mean"] for run in runs.values()] for name, runs in cells[split].items()}
         for name in names:

@@ -133,8 +133,8 @@ def test_transmissions_count_what_is_sent(recipe: Any) -> None:
         "PFLScaf (Proto)": {"round": [4, 8], "mean": [0.4, 0.55], "cost": 2},
     }
     assert looks.targets(curves, "mean") == [0.6, 0.5]
-    assert [looks.sent(curve, "mean", 0.5) for curve in curves.values()] == [8, 4, 16]
-    assert looks.sent(curves["Per-FedAvg"], "mean", 0.6) == float("inf")
+    assert [looks.transmissions_to(curve, "mean", 0.5) for curve in curves.values()] == [8, 4, 16]
+    assert looks.transmissions_to(curves["Per-FedAvg"], "mean", 0.6) == float("inf")
     assert looks.gain(4, 8, 8) == "2.0x"
 
 

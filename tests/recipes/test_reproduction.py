@@ -201,9 +201,11 @@ def test_a_bound_decides_towards_its_side_only(protocol: ModuleType) -> None:
 def test_transmissions_are_those_of_the_results_page(reproduction: ModuleType) -> None:
     """Numbers read off recipes/feddyn/results/mnist_dirichlet.md."""
     claims, protocol = sys.modules["claims"], sys.modules["protocol"]
-    results = protocol.stored("feddyn/mnist_dirichlet")
+    results = protocol.read_results("feddyn/mnist_dirichlet")
     runs = {name: protocol.find(results, f"runs > {name} > *") for name in ("FedDyn", "SCAFFOLD")}
-    sent = {name: [claims.reached(0.982)(run, results) for run in found.values()] for name, found in runs.items()}
+    sent = {
+        name: [claims.transmissions_to(0.982)(run, results) for run in found.values()] for name, found in runs.items()
+    }
     assert sent == {"FedDyn": [143, 133, 123, 113, 111], "SCAFFOLD": [260, 300, 212, 286, 232]}
     assert [isinstance(value, protocol.AtLeast) for value in sent["SCAFFOLD"]] == [False, True, False, False, False]
 
@@ -265,8 +267,8 @@ def test_a_page_names_the_runs_that_excluded_updates_alone(reproduction: ModuleT
     del runs["a"]["1"]
     assert "Of 1 runs in which they were counted, none excluded an update." in "\n".join(notes({"runs": runs}))
     assert notes({"runs": {"b": runs["b"]}}) == []
-    assert "\n\nNot recorded in 1 of 2 runs.\n\nOf 1 runs in which" in "\n".join(notes({"runs": runs}, made=2))
-    assert notes({"runs": {"b": runs["b"]}}, made=1)[-1] == "Not recorded in 1 of 1 runs."
+    assert "\n\nNot recorded in 1 of 2 runs.\n\nOf 1 runs in which" in "\n".join(notes({"runs": runs}, count=2))
+    assert notes({"runs": {"b": runs["b"]}}, count=1)[-1] == "Not recorded in 1 of 1 runs."
 
 
 def test_the_picture_shows_gains_where_they_are(protocol: ModuleType) -> None:

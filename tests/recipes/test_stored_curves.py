@@ -162,7 +162,7 @@ def _(recipe: Any, data: Any, out: Path) -> Any:
     """The first of ten looks."""
     clients = recipe.data(recipe.common.mnist(), 500, 0)
     whole = recipe.experiment("FedAvg", clients, 500, 0, recipe.common.SCRIPTS)
-    recipe.common.done(replace(whole, rounds=50), out / "run")
+    recipe.common.run_or_resume(replace(whole, rounds=50), out / "run")
     return {"runs": {"500": {"FedAvg": {"0": {"validation": recipe.common.cell(out / "run")["validation"]}}}}}
 
 
@@ -294,5 +294,5 @@ def test_a_small_part_of_a_recipes_results_comes_out_again(
     module, make = AGAIN[file]
     monkeypatch.syspath_prepend(str(RECIPES / file.partition("/")[0]))
     recipe = importlib.import_module(module)
-    stored = importlib.import_module("protocol").stored
+    stored = importlib.import_module("protocol").read_results
     assert not list(differences(make(recipe, stored(file), tmp_path), stored(file)))

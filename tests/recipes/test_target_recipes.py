@@ -127,13 +127,13 @@ def test_a_clients_own_model_is_measured_alone(conditions: ModuleType, tmp_path:
     runs = conditions.Runs(tmp_path / "runs", conditions.Scale(200, 1))
     for name in ("Local", "FedAvg"):
         experiment, result = runs.finished(name, "niid_1", 5, 1)
-        seen = runs.on(experiment, "imbalanced 10")
+        seen = runs.with_target(experiment, "imbalanced 10")
         assert seen.federation.train.index.rows.tolist() == experiment.federation.train.index.rows.tolist()
-        each = conditions.alone(seen, result)
+        each = conditions.client_accuracies(seen, result)
         assert each == pytest.approx(sample_wise(seen, result).alone, abs=1e-5)
         found = runs.figures(name, "niid_1", 5, 1, ["imbalanced 10"])["imbalanced 10"]["accuracy"]
         assert (found == pytest.approx(np.mean(each), abs=1e-5)) or name != "Local"
-    assert runs.spent > 0
+    assert runs.seconds > 0
 
 
 def test_weights_are_learnt_for_finished_runs(recipe: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
