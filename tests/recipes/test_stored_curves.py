@@ -166,6 +166,11 @@ def _(recipe: Any, data: Any, out: Path) -> Any:
     return {"runs": {"500": {"FedAvg": {"0": {"validation": recipe.common.cell(out / "run")["validation"]}}}}}
 
 
+@again("superfed/as_coded", "as_coded")
+def _(recipe: Any, data: Any, out: Path) -> Any:
+    return {"runs": {"SuPerFed-MM, as coded": {"0": recipe.trial("SuPerFed-MM, as coded", 0, recipe.ROUNDS)}}}
+
+
 @again("ssa/defaults", "defaults")
 def _(recipe: Any, data: Any, out: Path) -> Any:
     name = "FedSSA, SGD, λ_var 10"
