@@ -15,7 +15,7 @@ from fedloom_apps.report.comparisons import ablation_table, baselines, paired_ta
 from fedloom_apps.report.figures import curves, distribution, gains
 from fedloom_apps.report.groups import read, targets
 from fedloom_apps.report.runs import load
-from fedloom_apps.report.tables import ReportTable, fairness_table, final_table, measured, rounds_done, scopes
+from fedloom_apps.report.tables import ReportTable, fairness_table, final_table, rounds_text, scope_metrics, scopes
 
 CLIENTS = 20
 
@@ -40,7 +40,7 @@ def cells(table: ReportTable | None, title: str) -> list[str]:
     [("failed", "2 of 12, failed"), ("interrupted", "2 of 12, interrupted"), (None, "2 of 12"), ("stopped", "2")],
 )
 def test_rounds_say_how_far_a_run_came_and_why_no_further(make_run, status: str | None, said: str) -> None:
-    assert rounds_done(load(marked(make_run(rounds=2, planned=12), status))) == said
+    assert rounds_text(load(marked(make_run(rounds=2, planned=12), status))) == said
 
 
 def test_runs_that_have_not_ended_give_no_result_beside_ones_that_have(make_run) -> None:
@@ -155,9 +155,9 @@ def test_shares_of_right_samples_are_in_per_cent_everywhere(make_run) -> None:
     (run / "summary.json").write_text(json.dumps({"status": "finished", "headline": "global/top5"}))
     groups = read([run])
     assert [target.text for target in targets(groups)] == ["global/top5 ≥ 80 %"]
-    assert ("top5", "global/top5", "percent", "max") in measured(groups, scopes(groups)[0])
+    assert ("top5", "global/top5", "percent", "max") in scope_metrics(groups, scopes(groups)[0])
     table = final_table(groups, scopes(groups)[0])
-    shown = [one for one in table.columns if one.over == "top5, %"]
+    shown = [one for one in table.columns if one.spanner == "top5, %"]
     assert [one.cells[0].text for one in shown] == ["87.50", "87.50"]
 
 
@@ -168,9 +168,9 @@ def test_metrics_that_a_run_was_asked_for_have_a_curve_and_a_column(make_run) ->
     (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
     groups = read([run])
     first, second = scopes(groups)[:2]
-    assert [name for name, *_ in measured(groups, first)] == ["accuracy", "auroc", "loss"]
-    assert [name for name, *_ in measured(groups, second)] == ["accuracy", "own", "loss"]
-    columns = {f"{one.over}: {one.title}": one.cells[0].text for one in final_table(groups, first).columns}
+    assert [name for name, *_ in scope_metrics(groups, first)] == ["accuracy", "auroc", "loss"]
+    assert [name for name, *_ in scope_metrics(groups, second)] == ["accuracy", "own", "loss"]
+    columns = {f"{one.spanner}: {one.title}": one.cells[0].text for one in final_table(groups, first).columns}
     assert columns["auroc: final round"] == "0.7500"
     assert "auroc: best round" not in columns
     assert "auroc" in [chart.y.label for chart in curves(groups, first)]

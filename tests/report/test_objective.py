@@ -21,7 +21,7 @@ from fedloom.experiment.federated import run
 from fedloom.models import models
 from fedloom.parts.objectives import CrossEntropy
 from fedloom_apps.report import build
-from fedloom_apps.report.figures import HELD_OUT_OBJECTIVE, OBJECTIVE, cumulated, cumulated_band
+from fedloom_apps.report.figures import HELD_OUT_OBJECTIVE, OBJECTIVE, cumulative_band, cumulative_objective
 from fedloom_apps.report.groups import has, read
 
 
@@ -116,9 +116,9 @@ def test_sums_over_rounds_and_seeds(make_run) -> None:
     ]
     groups = read([*runs, make_run(method="silent", rounds=2)])
     (member,) = (member for member in groups if has([member], OBJECTIVE))
-    total = cumulated(member.runs[0])
+    total = cumulative_objective(member.runs[0])
     assert (total.x.tolist(), total.y.tolist()) == ([1, 2, 3, 4], [2.0, 2.0, 3.0, 3.5])
-    band = cumulated_band(member)
+    band = cumulative_band(member)
     assert band.x.tolist() == [1, 2, 3]  # as far as both seeds are
     assert [band.mean.tolist(), band.low.tolist(), band.high.tolist()] == [[1.5, 2.0, 4.0], [1, 2, 3], [2, 2, 5]]
 

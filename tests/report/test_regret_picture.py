@@ -19,7 +19,7 @@ from fedloom.metrics.regret import lipschitz, played, regret, silo_bound
 from fedloom.models import models
 from fedloom.parts.mixing.responses import respond
 from fedloom_apps.report import build
-from fedloom_apps.report.figures import decisions, regret_curve, transformation, with_regret
+from fedloom_apps.report.figures import decisions, groups_with_regret, regret_curve, transformation
 from fedloom_apps.report.groups import read
 
 
@@ -65,10 +65,10 @@ def test_only_runs_that_know_all_losses_have_one(tmp_path: Path) -> None:
     some = trained(methods.aaggff_d(), tmp_path / "some", participation=0.4)
     none = trained(methods.fedavg(), tmp_path / "none")
     asked = trained(methods.fedavg(), tmp_path / "asked", evaluation=Evaluation(("global", "received")), seed=2)
-    groups = with_regret(read([some, none, asked]))
+    groups = groups_with_regret(read([some, none, asked]))
     known = {run.path.name for member in groups for run in member.runs if decisions(run) is not None}
     assert known == {"asked"}
-    assert not with_regret(read([some, none]))
+    assert not groups_with_regret(read([some, none]))
     assert decisions(read([asked])[0].runs[0])[0].shape == (6, 5)  # type: ignore[index]
     assert transformation(read([asked])[0].runs[0])[0] == "normal"
 

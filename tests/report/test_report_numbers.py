@@ -113,7 +113,7 @@ def test_the_best_round_of_a_distillation_is_none_of_its_warm_start(make_run) ->
     run = script(make_run(method="kd", rounds=4), "phase", ["warm", "warm", "main", "main"])
     script(script(run, "global/accuracy", [0.7, 0.8, 0.2, 0.3]), "global/cross_entropy", [0.9, 0.8, 2.0, 2.5])
     (table, *_) = final_tables(read([run]))
-    best = {one.over: one.cells[0].text for one in table.columns if one.title == "best round"}
+    best = {one.spanner: one.cells[0].text for one in table.columns if one.title == "best round"}
     assert (best["accuracy, %"], best["cross entropy"]) == ("30.00", "2")
 
 
@@ -363,7 +363,7 @@ def test_runs_judged_by_another_metric_than_the_accuracy_are_compared_by_it(make
     groups = read(runs)
     table = final_tables(groups)[0]
     assert table.caption == "Server model on the common test set"
-    assert [column(table, "final round"), table.columns[2].over] == [["2.50 ± 0.50", "1.75 ± 0.75"], "rmse"]
+    assert [column(table, "final round"), table.columns[2].spanner] == [["2.50 ± 0.50", "1.75 ± 0.75"], "rmse"]
     assert [cells[2].best for _, _, cells in table.rows] == [False, True]  # smaller is better
     paired = paired_table(groups)
     assert paired is not None

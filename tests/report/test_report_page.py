@@ -182,7 +182,7 @@ def test_figures_are_chosen_by_name_and_look_as_styles_say(tmp_path: Path) -> No
     file = tmp_path / "mine.mplstyle"
     file.write_text("figure.figsize: 5, 3\nsavefig.bbox: standard\nfont.family: monospace\nfont.size: 20\n"
                     "text.usetex: True\nsvg.image_inline: False\n")  # fmt: skip
-    drawings = dict(paper.files([heat, *others], ["svg"], only=["gain*"], named=["grayscale", str(file)]))
+    drawings = dict(paper.files([heat, *others], ["svg"], only=["gain*"], sheets=["grayscale", str(file)]))
     assert list(drawings) == ["gain_1.svg", "gain_2.svg"]
     svg = drawings["gain_1.svg"]
     assert b'width="360pt" height="216pt"' in svg
@@ -190,7 +190,7 @@ def test_figures_are_chosen_by_name_and_look_as_styles_say(tmp_path: Path) -> No
     assert b"data:image/png" in svg
     for wrong, said in ((("gain",), "unknown figure 'gain'"), (("*",), "unknown style or file 'gray'")):
         with pytest.raises(ConfigError, match=re.escape(said)):
-            next(paper.files([heat, *others], ["svg"], only=wrong, named=["gray"]))
+            next(paper.files([heat, *others], ["svg"], only=wrong, sheets=["gray"]))
     for wrong, said in (
         ("font.size: huge", "is not a style of matplotlib"),
         ("figure.figsize: -5, 3", "mixing cannot be drawn in these styles: figure size must be positive"),
@@ -198,7 +198,7 @@ def test_figures_are_chosen_by_name_and_look_as_styles_say(tmp_path: Path) -> No
     ):
         file.write_text(wrong)
         with pytest.raises(ConfigError, match=said):
-            next(paper.files([heat], ["svg"], named=[str(file)]))
+            next(paper.files([heat], ["svg"], sheets=[str(file)]))
 
 
 def test_a_style_runs_no_code(tmp_path: Path) -> None:

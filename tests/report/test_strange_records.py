@@ -83,4 +83,4 @@ def test_a_partition_of_many_clients_shows_some_of_them(make_run, tmp_path: Path
     assert len(shown) == 200
     assert figure["z"] == [(2 * shown).tolist(), (2 * shown + 1).tolist()]
     assert "200 of 1000 clients" in figure["caption"]
-    assert read([run])[0].runs[0].seen == 20
+    assert read([run])[0].runs[0].training_clients == 20

@@ -16,54 +16,54 @@ from fedloom_apps.report.charts import slugs
 from fedloom_apps.report.groups import PROVENANCE, RunGroup, by_data, settings
 from fedloom_apps.report.render import write
 from fedloom_apps.report.runs import RunData
-from fedloom_apps.report.tables import FORMATS, SCOPES, as_percent, measured, per_run
+from fedloom_apps.report.tables import FORMATS, SCOPES, as_percent, per_run, scope_metrics
 
-OF_CLIENTS = next(scope for scope in SCOPES if scope.name == "validation")
-OF_STUDENTS = replace(OF_CLIENTS, accuracy="validation/accuracy")
+CLIENT_VALIDATION = next(scope for scope in SCOPES if scope.name == "validation")
+STUDENT_VALIDATION = replace(CLIENT_VALIDATION, accuracy="validation/accuracy")
 
 
 def write_best(groups: Sequence[RunGroup], folder: Path) -> Iterator[str]:
-    """Write a recipe for each method, and for each of several data sets; returns a sentence about each.
+    """Write a recipe for each method, on each data set if there are several; yields a sentence about each.
 
-    The best settings have the best mean over seeds on validation samples, in the last round or the one selected by
-    them; those of which a run failed or diverged are none.
+    The best settings have the best mean over seeds on validation samples, in the last round or the one selected on
+    them. Settings with a run that failed or diverged are never the best.
 
     Raises:
-        ConfigError: if no run has recorded validation samples, one was started from Python, or the folder is there.
+        ConfigError: if no run has recorded validation samples, one was started from Python, or the folder exists.
     """
-    figures = measured(groups, OF_CLIENTS) or measured(groups, OF_STUDENTS)
-    if not figures:
+    metrics = scope_metrics(groups, CLIENT_VALIDATION) or scope_metrics(groups, STUDENT_VALIDATION)
+    if not metrics:
         raise ConfigError(
             "settings are chosen on validation samples, of which none of these runs has recorded any; run them with "
             "validation=0.2, and federated ones with 'evaluation.what=[validation]', too."
         )
-    name, key, form, direction = figures[0]
+    name, key, form, direction = metrics[0]
     if folder.exists():
         raise ConfigError(f"{str(folder)!r} exists already; choose another folder for --best.")
     results = per_run(groups, partial(RunData.result, key=key))
-    of_label = {member.label: stats for member, stats in zip(groups, results, strict=True)}
-    methods = [*_of_methods(groups)]
+    stats_by_label = {member.label: stats for member, stats in zip(groups, results, strict=True)}
+    methods = [*_groups_by_method(groups)]
     for (title, rivals), file in zip(methods, slugs(title for title, _ in methods), strict=True):
-        stats = [of_label[member.label] for member in rivals]
-        known = {place: one.mean for place, one in enumerate(stats) if one.mean is not None}
-        if not known:
+        stats = [stats_by_label[member.label] for member in rivals]
+        means = {place: seeds.mean for place, seeds in enumerate(stats) if seeds.mean is not None}
+        if not means:
             yield f"{title}: no recipe, since none of its settings has a result of all seeds."
             continue
-        place = (max if direction == "max" else min)(known, key=known.__getitem__)
+        place = (max if direction == "max" else min)(means, key=means.__getitem__)
         path = write(folder / f"{file}.yaml", yaml.dump(_recipe(rivals[place].runs[0].path)))
-        chosen = ", ".join(_chosen(rivals, place)) or "the only settings"
+        best_settings = ", ".join(_differing_settings(rivals, place)) or "the only settings"
         text = f"validation {name} {stats[place].text(FORMATS[form])}{' %' * (form == 'percent')}"
-        (lost,) = per_run([rivals[place]], lambda run: run.share_left_out)
-        without = f", without {lost.text(as_percent, spread=False)} % of the clients' updates" if lost.mean else ""
-        yield f"{path}: {chosen}; {text}, best of {len(rivals)}{without}."
+        (excluded,) = per_run([rivals[place]], lambda run: run.excluded_share)
+        note = f", without {excluded.text(as_percent, spread=False)} % of the clients' updates" if excluded.mean else ""
+        yield f"{path}: {best_settings}; {text}, best of {len(rivals)}{note}."
 
 
-def _of_methods(groups: Sequence[RunGroup]) -> Iterator[tuple[str, list[RunGroup]]]:
+def _groups_by_method(groups: Sequence[RunGroup]) -> Iterator[tuple[str, list[RunGroup]]]:
     """The groups of each method, and on each data if there are several, with a title."""
-    of_data = by_data(groups)
-    for data, members in of_data.items():
+    groups_by_data = by_data(groups)
+    for data, members in groups_by_data.items():
         for method in dict.fromkeys(member.method for member in members.values()):
-            title = method if len(of_data) == 1 else f"{data}, {method}"
+            title = method if len(groups_by_data) == 1 else f"{data}, {method}"
             yield title, [member for member in members.values() if member.method == method]
 
 
@@ -75,14 +75,14 @@ def _recipe(run: Path) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key not in (*PROVENANCE, "seed", "evaluation")}
 
 
-def _chosen(rivals: Sequence[RunGroup], place: int) -> Iterator[str]:
-    """The settings in which the best of some groups differs from others, and whether it is at an end of their range."""
+def _differing_settings(rivals: Sequence[RunGroup], place: int) -> Iterator[str]:
+    """The settings in which some groups differ, with the best one's values, and whether these end the range tried."""
     for key, column in settings(rivals)[0].items():
         if key.partition(".")[0] in PROVENANCE:
             continue
         end = ""
         with suppress(ValueError):  # of settings that are no numbers
             values = sorted({*map(float, column)})
-            if len(values) > 2 and (chosen := float(column[place])) in (values[0], values[-1]):
-                end = " (the smallest tried)" if chosen == values[0] else " (the largest tried)"
+            if len(values) > 2 and (best := float(column[place])) in (values[0], values[-1]):
+                end = " (the smallest tried)" if best == values[0] else " (the largest tried)"
         yield f"{key}={column[place]}{end}"

@@ -90,8 +90,8 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """What all figures have: a name for files, a title, and what is drawn, in sentences."""
+class CaptionedFigure:
+    """What all figures have: a name for files, a title, and a caption, which says what is drawn."""
 
     name: str
     heading: str
@@ -99,7 +99,7 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class Chart(Drawn):
+class Chart(CaptionedFigure):
     """A pair of axes with series.
 
     Args:
@@ -119,36 +119,36 @@ class Chart(Drawn):
     diagonal: bool = False
 
     def __post_init__(self) -> None:
-        if said := hidden(self.series) if not self.points else "":
-            object.__setattr__(self, "caption", f"{self.caption} {said}")
+        if note := overlap_note(self.series) if not self.points else "":
+            object.__setattr__(self, "caption", f"{self.caption} {note}")
 
 
-def hidden(lines: Sequence[Series]) -> str:
-    """A sentence on lines that lie under another one, nowhere farther from it than a line is wide; "" if none does.
+def overlap_note(lines: Sequence[Series]) -> str:
+    """A sentence on lines that lie under another line, nowhere farther from it than its width; "" if none does.
 
     >>> x, y = np.arange(3.0), np.array([0.0, 0.5, 1.0])
     >>> shifts = {"a": 0.0, "b": 0.1, "c": 1e-5}
-    >>> hidden([Series(name, LineStyle("black"), [x], y + shift) for name, shift in shifts.items()])
+    >>> overlap_note([Series(name, LineStyle("black"), [x], y + shift) for name, shift in shifts.items()])
     'Under another line: a, under c.'
     """
     values = np.concatenate([np.zeros(0), *(line.y for line in lines)])
     values = values[np.isfinite(values)]
     width = (values.max() - values.min()) * LINE_WIDTH if len(values) else 0.0
 
-    def alike(one: Series, other: Series) -> bool:
-        if len(one.y) != len(other.y) or not np.array_equal(one.x[0], other.x[0]):
+    def coincide(a: Series, b: Series) -> bool:
+        if len(a.y) != len(b.y) or not np.array_equal(a.x[0], b.x[0]):
             return False
-        return len(one.y) > 0 and bool(np.allclose(one.y, other.y, rtol=0, atol=width, equal_nan=True))
+        return len(a.y) > 0 and bool(np.allclose(a.y, b.y, rtol=0, atol=width, equal_nan=True))
 
-    below = []
+    notes = []
     for place, line in enumerate(lines):
-        if over := [later.label for later in lines[place + 1 :] if alike(line, later)]:
-            below.append(f"{line.label}, under {over[-1]}")
-    return f"Under another line: {'; '.join(below)}." if below else ""
+        if covers := [later.label for later in lines[place + 1 :] if coincide(line, later)]:
+            notes.append(f"{line.label}, under {covers[-1]}")
+    return f"Under another line: {'; '.join(notes)}." if notes else ""
 
 
 @dataclass(frozen=True)
-class HeatMap(Drawn):
+class HeatMap(CaptionedFigure):
     """A matrix in colours: 0 is transparent and large values blue, or blue below ``middle`` and orange above it.
 
     Args:
@@ -171,7 +171,7 @@ class HeatMap(Drawn):
 
 
 @dataclass(frozen=True)
-class Gantt(Drawn):
+class Gantt(CaptionedFigure):
     """Bars of time, a row for each client, with lines at the server's steps.
 
     Args:
@@ -192,7 +192,7 @@ class Gantt(Drawn):
 
 
 @dataclass(frozen=True)
-class Network(Drawn):
+class Network(CaptionedFigure):
     """A graph with its nodes on a circle.
 
     Args:
@@ -208,16 +208,17 @@ class Network(Drawn):
     directed: bool
 
     @classmethod
-    def of(cls, name: str, heading: str, caption: str, matrix: Floats) -> Network:
+    def from_matrix(cls, name: str, heading: str, caption: str, matrix: Floats) -> Network:
         """The graph of a matrix, [n, n], without its diagonal; the first node is at the top.
 
-        >>> Network.of("line", "", "", np.array([[0.5, 0.5, 0], [0, 0.5, 0.5], [0, 0.5, 0.5]])).directed
+        >>> Network.from_matrix("line", "", "", np.array([[0.5, 0.5, 0], [0, 0.5, 0.5], [0, 0.5, 0.5]])).directed
         True
         """
-        off = np.where(np.eye(len(matrix), dtype=bool), 0.0, matrix)
-        i, j = np.nonzero(off)
-        directed = bool(((off > 0) != (off.T > 0)).any())
-        return cls(name, heading, caption, [str(n) for n in range(len(off))], np.stack([i, j], 1), off[i, j], directed)
+        weights = np.where(np.eye(len(matrix), dtype=bool), 0.0, matrix)
+        i, j = np.nonzero(weights)
+        directed = bool(((weights > 0) != (weights.T > 0)).any())
+        nodes = [str(n) for n in range(len(matrix))]
+        return cls(name, heading, caption, nodes, np.stack([i, j], 1), weights[i, j], directed)
 
 
 Figure = Chart | HeatMap | Gantt | Network
@@ -233,7 +234,7 @@ def slug(text: str) -> str:
 
 
 def slugs(texts: Iterable[str]) -> list[str]:
-    """Texts as parts of the names of files in one folder; where two are alike but for capitals, the later has a number.
+    """Texts as parts of the names of files in one folder; a later text that differs in capitals alone has a number.
 
     >>> slugs(["fedavg, lr=0.1", "FedAvg, lr=-0.1", "fedavg"])
     ['fedavg_lr_0_1', 'FedAvg_lr_0_1_2', 'fedavg']
@@ -245,13 +246,13 @@ def slugs(texts: Iterable[str]) -> list[str]:
     return [*names.values()]
 
 
-def thinned(count: int, most: int = POINTS) -> NDArray[np.int64]:
-    """Indices of at most ``most`` evenly spaced of ``count`` items, with the first and the last.
+def spaced_indices(size: int, limit: int = POINTS) -> NDArray[np.int64]:
+    """Indices of at most ``limit`` evenly spaced items of ``size``, with the first and the last.
 
-    >>> thinned(7, 3).tolist(), thinned(2, 3).tolist()
+    >>> spaced_indices(7, 3).tolist(), spaced_indices(2, 3).tolist()
     ([0, 3, 6], [0, 1])
     """
-    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64)) if count else np.arange(0)
+    return np.unique(np.linspace(0, size - 1, min(size, limit)).round().astype(np.int64)) if size else np.arange(0)
 
 
 def _plain(value: Any) -> Any:

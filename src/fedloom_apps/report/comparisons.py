@@ -26,9 +26,9 @@ from fedloom_apps.report.groups import (
     TargetValue,
     all_runs,
     by_data,
-    counts,
     has,
     on_the_same_data,
+    result_filter,
     settings,
     shared,
     targets,
@@ -51,15 +51,15 @@ from fedloom_apps.report.tables import (
     headline,
     per_run,
     result_word,
-    rounds_done,
+    rounds_text,
     words,
 )
 
-Counted = Callable[[RunData], bool]
+RunPredicate = Callable[[RunData], bool]
 
 
 def baselines(groups: Sequence[RunGroup]) -> list[RunGroup | None]:
-    """The baseline of each group: the first one on the same data, itself if it is that; None if it is alone there."""
+    """The baseline of each group: the first group on the same data, which may be itself; None if it is alone there."""
     result: list[RunGroup | None] = []
     for member in groups:
         same = [other for other in groups if other is member or on_the_same_data(member, other)]
@@ -67,29 +67,29 @@ def baselines(groups: Sequence[RunGroup]) -> list[RunGroup | None]:
     return result
 
 
-def results(member: RunGroup, key: str, counted: Counted) -> dict[tuple[str, int], float]:
-    """The results in a metric by seed, of runs that count; of running ones by seed and round."""
+def results(member: RunGroup, key: str, has_result: RunPredicate) -> dict[tuple[str, int], float]:
+    """The results in a metric, of runs that count, by (seed, 0), or by (seed, last round) if a run has not ended."""
     values = {
         (run.seed, 0 if run.ended else run.last_round): run.result(key)
         for run in member.runs
-        if counted(run) and run.seed != NO_SEED
+        if has_result(run) and run.seed != NO_SEED
     }
     return {pair: value for pair, value in values.items() if value is not None and np.isfinite(value)}
 
 
-def differences(member: RunGroup, base: RunGroup, key: str, counted: Counted) -> list[float]:
+def differences(member: RunGroup, base: RunGroup, key: str, has_result: RunPredicate) -> list[float]:
     """The differences of the results in a metric between runs with the same seed."""
-    here, before = results(member, key, counted), results(base, key, counted)
-    return [value - before[pair] for pair, value in here.items() if pair in before]
+    values, base_values = results(member, key, has_result), results(base, key, has_result)
+    return [value - base_values[pair] for pair, value in values.items() if pair in base_values]
 
 
-def baseline_names(bases: Sequence[RunGroup | None]) -> tuple[str, list[Column]]:
+def baseline_names(group_baselines: Sequence[RunGroup | None]) -> tuple[str, list[Column]]:
     """The name of the baseline, and a column of names if there are several."""
-    labels = list(dict.fromkeys(base.label for base in bases if base is not None))
+    labels = list(dict.fromkeys(base.label for base in group_baselines if base is not None))
     if len(labels) == 1:
         return labels[0], []
-    each = [ABSENT if base is None else base.label for base in bases]
-    return "the baseline on the same data", [words("baseline", each, left=True)]
+    names = [ABSENT if base is None else base.label for base in group_baselines]
+    return "the baseline on the same data", [words("baseline", names, left=True)]
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -98,10 +98,10 @@ def holm(p: Sequence[float]) -> list[float]:
     >>> holm([0.04, 0.01, float("nan")])
     [0.04, 0.02, nan]
     """
-    known = sorted((value, i) for i, value in enumerate(p) if not np.isnan(value))
+    ranking = sorted((value, i) for i, value in enumerate(p) if not np.isnan(value))
     adjusted, largest = list(p), 0.0
-    for position, (value, i) in enumerate(known):
-        largest = max(largest, min(1.0, (len(known) - position) * value))
+    for position, (value, i) in enumerate(ranking):
+        largest = max(largest, min(1.0, (len(ranking) - position) * value))
         adjusted[i] = largest
     return adjusted
 
@@ -110,19 +110,22 @@ def _probabilities(title: str, values: Sequence[float]) -> Column:
     """p values, with two significant digits on pages."""
     cells = [ABSENT if np.isnan(value) else f"{value:.2g}" for value in values]
     full = [ABSENT if np.isnan(value) else repr(float(value)) for value in values]
-    return Column(title, [Cell(text, full=exact) for text, exact in zip(cells, full, strict=True)])
+    return Column(title, [Cell(text, csv_text=exact) for text, exact in zip(cells, full, strict=True)])
 
 
 def data_table(groups: Sequence[RunGroup]) -> ReportTable | None:
     """The results of all methods on all data; None unless a method was run on several."""
-    columns, judged = by_data(groups), headline(groups)
+    columns, metric = by_data(groups), headline(groups)
     rows = Counter(chain.from_iterable(columns.values()))
-    if judged is None or max(rows.values(), default=0) < 2:
+    if metric is None or max(rows.values(), default=0) < 2:
         return None
-    key, name, form, better = judged
-    every = per_run(groups, partial(RunData.result, key=key))
-    found = {member.label: stats for member, stats in zip(groups, every, strict=True)}
-    cells = [[found[on[row].label] if row in on else SeedStats([]) for row in rows] for on in columns.values()]
+    key, name, form, better = metric
+    all_stats = per_run(groups, partial(RunData.result, key=key))
+    by_label = {member.label: stats for member, stats in zip(groups, all_stats, strict=True)}
+    cells = [
+        [by_label[members[row].label] if row in members else SeedStats([]) for row in rows]
+        for members in columns.values()
+    ]
     return ReportTable(
         "data",
         f"By method and data. {name}, {result_word(groups)}",
@@ -134,33 +137,33 @@ def data_table(groups: Sequence[RunGroup]) -> ReportTable | None:
 
 def paired_table(groups: Sequence[RunGroup]) -> ReportTable | None:
     """Every group against the baseline on the same seeds: mean difference, interval, p; None without pairs."""
-    if len(groups) < 2 or (judged := headline(groups)) is None:
+    if len(groups) < 2 or (metric := headline(groups)) is None:
         return None
-    key, name, form, _ = judged
-    counted = counts(groups)
-    compared = [(a, b) for a, b in zip(groups, baselines(groups), strict=True) if b is not None and b is not a]
-    pairs = [differences(member, base, key, counted) for member, base in compared]
-    if max(map(len, pairs), default=0) < 2:
+    key, name, form, _ = metric
+    has_result = result_filter(groups)
+    comparisons = [(a, b) for a, b in zip(groups, baselines(groups), strict=True) if b is not None and b is not a]
+    seed_differences = [differences(member, base, key, has_result) for member, base in comparisons]
+    if max(map(len, seed_differences), default=0) < 2:
         return None
     from fedloom.metrics.curves import paired
 
-    tests = [paired(results(a, key, counted), results(b, key, counted)) for a, b in compared]
+    tests = [paired(results(a, key, has_result), results(b, key, has_result)) for a, b in comparisons]
     p = [test["p"] for test in tests]
-    ends = [[SeedStats([] if np.isnan(test["p"]) else [test[end]]) for test in tests] for end in ("low", "high")]
-    base, which = baseline_names([base for _, base in compared])
+    bounds = [[SeedStats([] if np.isnan(test["p"]) else [test[end]]) for test in tests] for end in ("low", "high")]
+    baseline, name_columns = baseline_names([baseline for _, baseline in comparisons])
     columns = [
-        *which,
-        words("n", [str(len(values)) for values in pairs]),
-        column("difference", [SeedStats(values) for values in pairs], form),
-        column("from", ends[0], form, spread=False, over="95 % interval"),
-        column("to", ends[1], form, spread=False, over="95 % interval"),
+        *name_columns,
+        words("n", [str(len(values)) for values in seed_differences]),
+        column("difference", [SeedStats(values) for values in seed_differences], form),
+        column("from", bounds[0], form, spread=False, spanner="95 % interval"),
+        column("to", bounds[1], form, spread=False, spanner="95 % interval"),
         _probabilities("p", p),
         _probabilities("p, adjusted", holm(p)),
     ]
     return group_table(
-        [member for member, _ in compared],
+        [member for member, _ in comparisons],
         "paired",
-        f"Difference from {base} with the same seed. {name}, {result_word(groups)}",
+        f"Difference from {baseline} with the same seed. {name}, {result_word(groups)}",
         columns,
         "Mean ± standard error of the differences over the n seeds that both have, the interval and the two-sided p of "
         "the paired t test, and p adjusted for the number of comparisons after Holm. With few seeds the test has "
@@ -168,28 +171,28 @@ def paired_table(groups: Sequence[RunGroup]) -> ReportTable | None:
     )
 
 
-_PLAIN = re.compile(r"(Drift|Personal|Adaptation|ServerOptimizer)\(\)")
+_IDENTITY = re.compile(r"(Drift|Personal|Adaptation|ServerOptimizer)\(\)")
 
 
-def _slot(run: RunData, slot: str) -> str:
-    """The parts of a run's method in one slot; – if none does anything."""
+def _slot_text(run: RunData, slot: str) -> str:
+    """The parts of a run's method in one slot; – if all are identities."""
     keys = [key for key in run.facts if re.fullmatch(rf"method\.{slot}(\.\d+)?", key)]
     text = " + ".join(str(run.facts[key]) for key in keys)
-    if not text or _PLAIN.fullmatch(text):
+    if not text or _IDENTITY.fullmatch(text):
         return ABSENT
-    names = _names()
+    names = _part_names()
     return re.sub(r"\b(\w+)\(", lambda match: names.get(match[1], match[1]) + "(", text).replace("()", "")
 
 
-def _brief(texts: Sequence[str]) -> Sequence[str]:
+def _short_texts(texts: Sequence[str]) -> Sequence[str]:
     """Descriptions of parts without the checksums of users' code, unless these alone tell them apart."""
-    short = [re.sub(r" code [0-9a-f]{12}", "", text) for text in texts]
-    return short if len({*short}) == len({*texts}) else texts
+    short_texts = [re.sub(r" code [0-9a-f]{12}", "", text) for text in texts]
+    return short_texts if len({*short_texts}) == len({*texts}) else texts
 
 
 @cache
-def _names() -> dict[str, str]:
-    """The name under which each part is typed, by that of its class."""
+def _part_names() -> dict[str, str]:
+    """The name under which each part is typed, by the name of its class."""
     import_module("fedloom.methods")  # knows all parts
     return {entry.place.rpartition(".")[2]: entry.name for slot in SLOTS.values() for entry in slot}
 
@@ -201,24 +204,26 @@ def ablation_table(groups: Sequence[RunGroup]) -> ReportTable | None:
     """
     if len(texts([run for member in groups for run in member.runs], "kind")) > 1:
         return None
-    columns = [words(slot, _brief([_slot(member.runs[0], slot) for member in groups]), left=True) for slot in SLOTS]
+    columns = [
+        words(slot, _short_texts([_slot_text(member.runs[0], slot) for member in groups]), left=True) for slot in SLOTS
+    ]
     columns += [
         words(key, texts, left=True)
         for key, texts in settings(groups)[0].items()
         if key.partition(".")[0] not in (*PROVENANCE, "method")
     ]
     columns = [column for column in columns if len({cell.text for cell in column.cells}) > 1]
-    judged = headline(groups)
-    if not columns or judged is None:
+    metric = headline(groups)
+    if not columns or metric is None:
         return None
-    key, name, form, better = judged
+    key, name, form, better = metric
     columns.append(column("result", per_run(groups, partial(RunData.result, key=key)), form, better))
-    bases, counted = baselines(groups), counts(groups)
-    if any(bases):
-        base, which = baseline_names(bases)
-        pairs = zip(groups, bases, strict=True)
-        gains = [[] if b is None else differences(member, b, key, counted) for member, b in pairs]
-        columns += [*which, column(f"against {base}", [SeedStats(values) for values in gains], form)]
+    group_baselines, has_result = baselines(groups), result_filter(groups)
+    if any(group_baselines):
+        baseline, name_columns = baseline_names(group_baselines)
+        pairs = zip(groups, group_baselines, strict=True)
+        gains = [[] if b is None else differences(member, b, key, has_result) for member, b in pairs]
+        columns += [*name_columns, column(f"against {baseline}", [SeedStats(values) for values in gains], form)]
     note = "The parts and settings that differ, and the result as mean ± standard error over seeds."
     return group_table(groups, "ablation", f"Ablation. {name}, {result_word(groups)}", columns, note)
 
@@ -246,9 +251,9 @@ def fedavg_upload(run: RunData, groups: Sequence[RunGroup]) -> float | None:
     model, cohort = _model_size(run), run.cohort_size
     if model and cohort:
         return model * cohort
-    here = [run.config.get(key) for key in _CONDITIONS]
-    alike = (other for other in all_runs(groups) if [other.config.get(key) for key in _CONDITIONS] == here)
-    means = (other.curve(UPLOADED).value(np.mean) for other in alike if other.method == "fedavg")
+    setup = [run.config.get(key) for key in _CONDITIONS]
+    similar_runs = (other for other in all_runs(groups) if [other.config.get(key) for key in _CONDITIONS] == setup)
+    means = (other.curve(UPLOADED).value(np.mean) for other in similar_runs if other.method == "fedavg")
     return next(filter(None, means), None)
 
 
@@ -278,56 +283,56 @@ _NOTE = (
 
 
 def target_table(groups: Sequence[RunGroup], target: TargetValue, name: str) -> ReportTable:
-    """The cost of each group until it reached a target, of which the table has its name."""
+    """The cost of each group until it reached a target; ``name`` stands for the target in the table's name."""
 
-    def spent(run: RunData) -> dict[str, Curve]:
-        """What a run had spent at each of its evaluations: hours, rounds, FedAvg rounds, parameters."""
-        at, up = run.curve(target.metric).x, run.curve(UPLOADED).known
-        so_far = np.concatenate([[np.nan], up.y.cumsum()])[np.searchsorted(up.x, at, side="right")]
-        known = {
-            "rounds": at,
-            "FedAvg rounds": so_far / (fedavg_upload(run, groups) or np.nan),
-            "parameters": run.curve(COMMUNICATION).at(at),
-            "hours": run.curve("clock").at(at) / 3600,
+    def cumulative_costs(run: RunData) -> dict[str, Curve]:
+        """The rounds, FedAvg rounds, parameters and hours that a run had taken by each of its evaluations."""
+        rounds, uploads = run.curve(target.metric).x, run.curve(UPLOADED).without_nan
+        total_upload = np.concatenate([[np.nan], uploads.y.cumsum()])[np.searchsorted(uploads.x, rounds, side="right")]
+        costs = {
+            "rounds": rounds,
+            "FedAvg rounds": total_upload / (fedavg_upload(run, groups) or np.nan),
+            "parameters": run.curve(COMMUNICATION).at(rounds),
+            "hours": run.curve("clock").at(rounds) / 3600,
         }
-        return {name: Curve(at, values).known for name, values in known.items()}
+        return {name: Curve(rounds, values).without_nan for name, values in costs.items()}
 
-    def cost(member: RunGroup, what: str) -> SeedStats:
+    def cost_to_target(member: RunGroup, unit: str) -> SeedStats:
         """The cost of each run until it reached the target, with its whole cost as the bound."""
-        reached, whole = [], []
+        costs, limits = [], []
         for run in member.runs:
             values = run.curve(target.metric)
             round = rounds_to_target(values.y, values.x, target.value, target.direction)
-            known = spent(run)[what]
-            reached.append(next(iter(known.y[known.x == round].tolist()), None))
-            whole.append(float(known.y[-1]) if len(known) else None)
-        return SeedStats(reached, whole)
+            cost = cumulative_costs(run)[unit]
+            costs.append(next(iter(cost.y[cost.x == round].tolist()), None))
+            limits.append(float(cost.y[-1]) if len(cost) else None)
+        return SeedStats(costs, limits)
 
-    relative = [cost(member, "FedAvg rounds") for member in groups]
+    relative = [cost_to_target(member, "FedAvg rounds") for member in groups]
     columns = [
-        column("rounds", [cost(member, "rounds") for member in groups], as_count, "min"),
+        column("rounds", [cost_to_target(member, "rounds") for member in groups], as_count, "min"),
         column("FedAvg rounds", relative, as_count, "min"),
-        column("parameters", [cost(member, "parameters") for member in groups], as_amount, "min"),
+        column("parameters", [cost_to_target(member, "parameters") for member in groups], as_amount, "min"),
     ]
     if has(groups, "clock"):
-        columns.insert(0, column("hours", [cost(member, "hours") for member in groups], as_number, "min"))
-    baselines = [stats.mean for g, stats in zip(groups, relative, strict=True) if g.method == "fedavg"]
-    if len(baselines) == 1 and (baseline := baselines[0]) and len(groups) > 1:
-        savings = [f"{baseline / s.mean:.1f} ×" if s.mean else ABSENT for s in relative]
+        columns.insert(0, column("hours", [cost_to_target(member, "hours") for member in groups], as_number, "min"))
+    fedavg_costs = [stats.mean for g, stats in zip(groups, relative, strict=True) if g.method == "fedavg"]
+    if len(fedavg_costs) == 1 and (fedavg_cost := fedavg_costs[0]) and len(groups) > 1:
+        savings = [f"{fedavg_cost / s.mean:.1f} ×" if s.mean else ABSENT for s in relative]
         columns.append(words("FedAvg ÷ method", savings))
     return group_table(groups, f"target_{name}", f"To the target {target.text}", columns, _NOTE + _arithmetic(groups))
 
 
 def total_table(groups: Sequence[RunGroup]) -> ReportTable:
     """Total communication of the whole run."""
-    figures: tuple[tuple[str, Callable[[RunData], float | None], Format], ...] = (
+    quantities: tuple[tuple[str, Callable[[RunData], float | None], Format], ...] = (
         ("up per round", lambda run: run.curve(UPLOADED).value(np.mean), as_amount),
         ("down per round", lambda run: run.curve("comm/down_params").value(np.mean), as_amount),
         ("in all", partial(RunData.last, key=COMMUNICATION), as_amount),
         ("bytes in all", partial(RunData.last, key="comm/bytes"), as_amount),
         ("seconds per round", lambda run: run.curve("seconds").value(np.median), as_seconds),
     )
-    columns = [column(title, per_run(groups, figure), form, spread=False) for title, figure, form in figures]
+    columns = [column(title, per_run(groups, quantity), form, spread=False) for title, quantity, form in quantities]
     note = (
         "Means over seeds. Parameters are counted from what was sent, in both directions. Seconds are the median of "
         "the rounds' wall time on the machine of the run."
@@ -340,21 +345,21 @@ def time_table(groups: Sequence[RunGroup]) -> ReportTable | None:
     if not has(groups, "clock"):
         return None
 
-    def shares(run: RunData) -> tuple[float, float] | None:
-        """The shares of the time of clients at work that counted, and of all work that was thrown away."""
-        clock, size, work = run.last("clock"), run.cohort_size, run.curve("time/work").known.y.sum()
-        lost = run.curve("time/wasted").known.y.sum()
-        return ((work - lost) / (clock * size), lost / work) if clock and size and work else None
+    def time_shares(run: RunData) -> tuple[float, float] | None:
+        """The share of the time of clients at work that counted, and the share of all work that was thrown away."""
+        clock, size, work = run.last("clock"), run.cohort_size, run.curve("time/work").without_nan.y.sum()
+        wasted_work = run.curve("time/wasted").without_nan.y.sum()
+        return ((work - wasted_work) / (clock * size), wasted_work / work) if clock and size and work else None
 
-    figures = {run.path: shares(run) for run in all_runs(groups)}
+    shares = {run.path: time_shares(run) for run in all_runs(groups)}
     columns = [column("hours", per_run(groups, lambda run: (t := run.last("clock")) and t / 3600), as_number)]
     for place, title in enumerate(("used, %", "thrown away, %")):
-        stats = per_run(groups, lambda run, place=place: (pair := figures[run.path]) and pair[place])
+        stats = per_run(groups, lambda run, place=place: (pair := shares[run.path]) and pair[place])
         columns.append(column(title, stats, as_percent))
     if has(groups, "staleness/mean"):
-        stale = per_run(groups, lambda run: run.curve("staleness/mean").value(np.mean))
-        kept = per_run(groups, lambda run: run.curve("versions").value(np.max))
-        columns += [column("staleness", stale, as_number), column("versions", kept, as_count)]
+        staleness = per_run(groups, lambda run: run.curve("staleness/mean").value(np.mean))
+        versions = per_run(groups, lambda run: run.curve("versions").value(np.max))
+        columns += [column("staleness", staleness, as_number), column("versions", versions, as_count)]
     note = (
         "Means over seeds, of the clients' devices, simulated or a deployment's nodes. Used: the share of the time of "
         "as many clients as are at work whose work counted. Staleness: server steps between the version that a client "
@@ -365,30 +370,30 @@ def time_table(groups: Sequence[RunGroup]) -> ReportTable | None:
 
 def cost_tables(groups: Sequence[RunGroup]) -> list[ReportTable]:
     """A table for each target of the runs, then the total communication."""
-    reached = [target for target in targets(groups) if has(groups, target.metric)]
-    names = slugs(target.text.rstrip(" %") for target in reached)
-    tables = [target_table(groups, target, name) for target, name in zip(reached, names, strict=True)]
+    goals = [target for target in targets(groups) if has(groups, target.metric)]
+    names = slugs(target.text.rstrip(" %") for target in goals)
+    tables = [target_table(groups, target, name) for target, name in zip(goals, names, strict=True)]
     return [*tables, total_table(groups)] if has(groups, COMMUNICATION) else tables
 
 
 _FACTS = ("data", "partition", "model", "clients", "participation", "rounds", "engine", "compute")
 _PROBLEM = ("data", "partition", "model", "clients")
 
-_NAMED = 5
+_MAX_FAILURES = 5
 
 
-def _joined(words: Sequence[str]) -> str:
+def _enumeration(words: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]])) if words else ""
 
 
 def sentence(groups: Sequence[RunGroup]) -> str:
     """A sentence that describes the comparison, naming at most six methods."""
     methods = list(dict.fromkeys(member.method for member in groups))
-    named = methods if len(methods) <= 6 else [*methods[:5], f"{len(methods) - 5} more"]
+    names = methods if len(methods) <= 6 else [*methods[:5], f"{len(methods) - 5} more"]
     data = shared(groups, "data.name", "data")
-    begin = f"{_joined(named)}{f' on {data}' if data else ''}: "
+    opening = f"{_enumeration(names)}{f' on {data}' if data else ''}: "
     variants = f" in {len(groups)} variants" if len(groups) > len(methods) else ""
-    return f"{begin}{plural(len(methods), 'method')}{variants}, {plural(len(all_runs(groups)), 'run')}."
+    return f"{opening}{plural(len(methods), 'method')}{variants}, {plural(len(all_runs(groups)), 'run')}."
 
 
 def conditions(groups: Sequence[RunGroup]) -> list[tuple[str, str]]:
@@ -397,7 +402,7 @@ def conditions(groups: Sequence[RunGroup]) -> list[tuple[str, str]]:
     pairs = [
         (
             name,
-            _with_settings(groups, name) if name == "partition" else shared(groups, f"{name}.name", name) or "differs",
+            _choice_text(groups, name) if name == "partition" else shared(groups, f"{name}.name", name) or "differs",
         )
         for name in _FACTS
         if any(key in run.config for key in (f"{name}.name", name) for run in runs)
@@ -409,36 +414,36 @@ def conditions(groups: Sequence[RunGroup]) -> list[tuple[str, str]]:
     return pairs
 
 
-def _with_settings(groups: Sequence[RunGroup], choice: str) -> str:
+def _choice_text(groups: Sequence[RunGroup], choice: str) -> str:
     """The common value of a choice with its settings, apart from how often a draw is repeated.
 
     The heterogeneity of the clients is a setting of the partition.
     """
     name = shared(groups, f"{choice}.name", choice)
     keys = dict.fromkeys(key for run in all_runs(groups) for key in run.config if key.startswith(f"{choice}."))
-    own = [key for key in keys if key.rpartition(".")[2] not in ("name", "min_size", "redraws")]
-    words = [f"{key.partition('.')[2]} {shared(groups, key) or 'differs'}" for key in own]
+    setting_keys = [key for key in keys if key.rpartition(".")[2] not in ("name", "min_size", "redraws")]
+    words = [f"{key.partition('.')[2]} {shared(groups, key) or 'differs'}" for key in setting_keys]
     return ", ".join([name, *words]) if name else "differs"
 
 
 def problem_warnings(groups: Sequence[RunGroup]) -> list[str]:
     """A warning if the runs do not solve the same problem."""
-    moved = [key for key in settings(groups)[0] if key.partition(".")[0] in _PROBLEM]
-    if not moved and not all(on_the_same_data(groups[0], other) for other in groups[1:]):
-        moved = ["the samples that clients hold"]
-    if not moved:
+    discrepancies = [key for key in settings(groups)[0] if key.partition(".")[0] in _PROBLEM]
+    if not discrepancies and not all(on_the_same_data(groups[0], other) for other in groups[1:]):
+        discrepancies = ["the samples that clients hold"]
+    if not discrepancies:
         return []
     return [
-        f"These runs do not solve the same problem: they differ in {_joined(moved[:6])}. "
+        f"These runs do not solve the same problem: they differ in {_enumeration(discrepancies[:6])}. "
         "Compare their figures with that in mind."
     ]
 
 
-def said(groups: Sequence[RunGroup], key: str) -> Iterator[str]:
+def summary_notes(groups: Sequence[RunGroup], key: str) -> Iterator[str]:
     """What the runs' summaries say under a key, as in the terminal: with the runs' names unless all of them say it."""
-    several = any(len(member.runs) > 1 for member in groups)
+    has_seeds = any(len(member.runs) > 1 for member in groups)
     rows = [
-        (f"{member.label}, seed {run.seed}" if several else member.label, run.summary)
+        (f"{member.label}, seed {run.seed}" if has_seeds else member.label, run.summary)
         for member in groups
         for run in member.runs
     ]
@@ -473,7 +478,7 @@ def _failures(run: RunData) -> list[str]:
     """The first failures in the summary, and how many more there are."""
     failures = run.summary.get("failures")
     lines = [_failure(failure) for failure in failures] if isinstance(failures, list) else []
-    return lines[:_NAMED] + ([f"and {len(lines) - _NAMED} more"] if len(lines) > _NAMED else [])
+    return lines[:_MAX_FAILURES] + ([f"and {len(lines) - _MAX_FAILURES} more"] if len(lines) > _MAX_FAILURES else [])
 
 
 def _wall_time(run: RunData) -> str:
@@ -481,26 +486,26 @@ def _wall_time(run: RunData) -> str:
     return duration(seconds if isinstance(seconds, int | float) else None)
 
 
-def _left_out(run: RunData) -> str:
+def _excluded_text(run: RunData) -> str:
     """Number of client updates left out, and their fraction of all."""
-    share = run.share_left_out
-    return f"{run.left_out} ({100 * share:.1f} %)" if share else str(run.left_out)
+    share = run.excluded_share
+    return f"{run.excluded_updates} ({100 * share:.1f} %)" if share else str(run.excluded_updates)
 
 
 def runs_table(groups: Sequence[RunGroup]) -> ReportTable:
     """One row per run: directory, status, rounds, wall time, updates left out, and ε if a run is private."""
     members = [member for member in groups for _ in member.runs]
     runs = all_runs(groups)
-    last = [run.rows[-1] if run.rows else {} for run in runs]
-    spent = {WORDS[key]: [number(key, record.get(key)) for record in last] for key in EPSILONS}
+    last_rows = [run.rows[-1] if run.rows else {} for run in runs]
+    epsilons = {WORDS[key]: [number(key, record.get(key)) for record in last_rows] for key in EPSILONS}
     columns = [
         words("run directory", [run.name for run in runs], left=True),
         words("seed", [run.seed for run in runs]),
         words("status", [run.status.value for run in runs], left=True),
-        words("rounds", [rounds_done(run) for run in runs]),
+        words("rounds", [rounds_text(run) for run in runs]),
         words("wall time", [_wall_time(run) for run in runs]),
-        words("updates left out", [_left_out(run) for run in runs]),
-        *(words(name, texts) for name, texts in spent.items() if {*texts} != {ABSENT}),
+        words("updates left out", [_excluded_text(run) for run in runs]),
+        *(words(name, texts) for name, texts in epsilons.items() if {*texts} != {ABSENT}),
     ]
     return ReportTable(
         "runs", "The runs", [member.label for member in members], columns, [member.style for member in members]
@@ -509,14 +514,14 @@ def runs_table(groups: Sequence[RunGroup]) -> ReportTable:
 
 def remarks(groups: Sequence[RunGroup]) -> list[tuple[str, str]]:
     """Pairs (run directory, sentence) on everything that failed or could not be read, and on how runs were computed."""
-    remarks = []
+    pairs = []
     for run in all_runs(groups):
-        if lost := run.left_out:
-            verb = "update was" if lost == 1 else "updates were"
-            remarks.append((run.name, f"{lost} client {verb} lost and left out."))
+        if count := run.excluded_updates:
+            verb = "update was" if count == 1 else "updates were"
+            pairs.append((run.name, f"{count} client {verb} lost and left out."))
         lines = [*_failures(run), *notes([(run.name, run.summary)], "notes"), *run.notes]
-        remarks += [(run.name, str(line)) for line in lines]
-    return remarks
+        pairs += [(run.name, str(line)) for line in lines]
+    return pairs
 
 
 def citations(groups: Sequence[RunGroup]) -> str:

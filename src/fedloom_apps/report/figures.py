@@ -26,14 +26,14 @@ from fedloom_apps.report.charts import (
     Series,
     slug,
     slugs,
-    thinned,
+    spaced_indices,
 )
 from fedloom_apps.report.groups import Band, RunGroup, all_runs, band, form_of, has, on_the_same_data, series, targets
-from fedloom_apps.report.runs import NOTHING, WALL, Curve, RunData, Table, chosen, is_number, total_by_client
-from fedloom_apps.report.tables import Scope, client_metric, measured, scopes
+from fedloom_apps.report.runs import NOTHING, WALL, Curve, RunData, Table, is_number, select_rows, total_by_client
+from fedloom_apps.report.tables import Scope, client_metric, scope_metrics, scopes
 
 ROUNDS = Axis("rounds", "count")
-OVER = {
+EXTRA_AXES = {
     "privacy/epsilon": Axis("ε of a client"),
     "comm/bytes": Axis("bytes sent", "amount"),
     "passes": Axis("student passes", "count"),
@@ -49,10 +49,10 @@ HELD_OUT_OBJECTIVE = "mixing/held_out_objective"
 CONSENSUS = "consensus/distance"
 
 MATRICES, CLIENTS_DRAWN, COLUMNS = 8, 100, 200
-"""The most heat maps of one kind, clients in one of mixing coefficients, and columns of any."""
+"""The most heat maps of one kind, clients in a heat map of mixing coefficients, and columns of any heat map."""
 
 _ACCURACY = Axis("accuracy", "percent")
-_OTHERS: tuple[tuple[str, str, str, Form], ...] = (
+_TASK_METRICS: tuple[tuple[str, str, str, Form], ...] = (
     ("synthetic/accuracy", "Classifier trained on the synthetic set", "accuracy", "percent"),
     ("synthetic/recognised", "Synthetic samples recognised by a classifier of real data", "recognised", "percent"),
     ("synthetic/fid", "FID of the synthetic set", "FID", "number"),
@@ -62,29 +62,30 @@ _OTHERS: tuple[tuple[str, str, str, Form], ...] = (
 )
 
 
-def bands(groups: Sequence[RunGroup]) -> str:
+def band_sentence(groups: Sequence[RunGroup]) -> str:
     """The sentence on lines and bands."""
     if all(len(member.runs) == 1 for member in groups):
         return "One run each."
     return "Lines are means over seeds; bands reach from the lowest to the highest seed."
 
 
-def line(member: RunGroup, band: Band, others: Sequence[Floats] = ()) -> Series:
-    """A group's line from its ``band``, with its positions on other axes; thinned."""
-    kept = thinned(len(band))
-    ends = (band.low[kept], band.high[kept]) if len(member.runs) > 1 else ((), ())
-    return Series(member.label, member.style, [x[kept] for x in (band.x, *others)], band.mean[kept], *ends)
+def line(member: RunGroup, band: Band, positions: Sequence[Floats] = ()) -> Series:
+    """A group's line from its ``band``, with its positions on other axes, at most 400 points."""
+    indices = spaced_indices(len(band))
+    ends = (band.low[indices], band.high[indices]) if len(member.runs) > 1 else ((), ())
+    return Series(member.label, member.style, [x[indices] for x in (band.x, *positions)], band.mean[indices], *ends)
 
 
 def metric(groups: Sequence[RunGroup], key: str, heading: str, y: Axis, name: str = "") -> Chart:
     """A metric over rounds and other recorded counts; the target is marked."""
-    over = {source: axis for source, axis in OVER.items() if has(groups, source)}
+    axes = {source: axis for source, axis in EXTRA_AXES.items() if has(groups, source)}
     lines = []
     for member in groups:
-        drawn = series(member, key)
-        means = (series(member, source) for source in over)
-        if len(drawn):
-            lines.append(line(member, drawn, [Curve(other.x, other.mean).at(drawn.x) for other in means]))
+        seed_band = series(member, key)
+        axis_bands = (series(member, source) for source in axes)
+        if len(seed_band):
+            positions = [Curve(axis_band.x, axis_band.mean).at(seed_band.x) for axis_band in axis_bands]
+            lines.append(line(member, seed_band, positions))
     if y.form == "number":
         values = np.concatenate([np.zeros(0), *(line.y for line in lines)])
         y = replace(y, log=len(values) > 0 and bool(0 < values.min() < values.max() / 30))
@@ -92,23 +93,23 @@ def metric(groups: Sequence[RunGroup], key: str, heading: str, y: Axis, name: st
     level = None if goal is None else ("target", goal)
     if level is None and key == "global/accuracy":  # of distilled students
         teachers = [run.summary.get("teacher") for run in all_runs(groups)]
-        known = [teacher.get("accuracy") for teacher in teachers if isinstance(teacher, Mapping)]
-        level = next((("teacher", float(value)) for value in known if is_number(value)), None)
-    x = [replace(ROUNDS, label="tasks") if key[:3] in ("ctm", "ltm") else ROUNDS, *over.values()]
-    return Chart(name or slug(key), heading, bands(groups), x, y, lines, level=level)
+        accuracies = [teacher.get("accuracy") for teacher in teachers if isinstance(teacher, Mapping)]
+        level = next((("teacher", float(value)) for value in accuracies if is_number(value)), None)
+    x = [replace(ROUNDS, label="tasks") if key[:3] in ("ctm", "ltm") else ROUNDS, *axes.values()]
+    return Chart(name or slug(key), heading, band_sentence(groups), x, y, lines, level=level)
 
 
 def curves(groups: Sequence[RunGroup], scope: Scope) -> Iterator[Chart]:
     """The metrics of one evaluation."""
-    for name, key, form, _ in measured(groups, scope):
+    for name, key, form, _ in scope_metrics(groups, scope):
         yield metric(groups, key, f"{scope.title}: {name}", Axis(name, form), f"{scope.name}_{slug(name)}")
 
 
 def all_curves(groups: Sequence[RunGroup]) -> Iterator[Figure]:
-    """All evaluations, then what single tasks record."""
+    """The metrics of all evaluations, then those that only some kinds of runs record."""
     for scope in scopes(groups):
         yield from curves(groups, scope)
-    for key, heading, label, form in _OTHERS:
+    for key, heading, label, form in _TASK_METRICS:
         if has(groups, key):
             yield metric(groups, key, heading, Axis(label, form))
 
@@ -120,10 +121,10 @@ def distribution(groups: Sequence[RunGroup]) -> Iterator[Chart]:
     """The quantile curve of the clients' metric over the clients of all seeds."""
     metric, lines = client_metric(groups), []
     for member in groups:
-        pooled = np.sort(np.concatenate([run.by_client(metric).known.y for run in member.runs]))
+        pooled = np.sort(np.concatenate([run.by_client(metric).without_nan.y for run in member.runs]))
         if len(pooled):
-            kept = thinned(len(pooled))
-            lines.append(Series(member.label, member.style, [(kept + 0.5) / len(pooled)], pooled[kept]))
+            indices = spaced_indices(len(pooled))
+            lines.append(Series(member.label, member.style, [(indices + 0.5) / len(pooled)], pooled[indices]))
     if lines:
         caption = (
             f"The share of clients with at most this {metric}, in the last evaluated round, clients of all seeds "
@@ -140,35 +141,37 @@ def gains(groups: Sequence[RunGroup]) -> Iterator[Chart]:
     up, form = direction(metric) == "max", form_of(metric)
     baselines = [member for member in groups if member.method in ("fedavg", "local")]
     for baseline, suffix in zip(baselines, slugs(member.label for member in baselines), strict=True):
-        before = {run.seed: run.by_client(metric) for run in baseline.runs}
-        clouds, better = [], []
+        baseline_values = {run.seed: run.by_client(metric) for run in baseline.runs}
+        clouds, win_shares = [], []
         for member in groups:
             points = [
                 (x, y, f"client {client:.0f}, seed {run.seed}")
                 for run in member.runs
-                if member is not baseline and run.seed in before and on_the_same_data(member, baseline)
-                for client, x, y in with_both(before[run.seed], run.by_client(metric))
+                if member is not baseline and run.seed in baseline_values and on_the_same_data(member, baseline)
+                for client, x, y in common_values(baseline_values[run.seed], run.by_client(metric))
             ]
             if not points:
                 continue
-            gained = [y > x if up else y < x for x, y, _ in points]
-            better.append(f"{member.label}: {100 * np.mean(gained):.0f} %")
-            x, y, names = zip(*(points[place] for place in thinned(len(points))), strict=True)
+            wins = [y > x if up else y < x for x, y, _ in points]
+            win_shares.append(f"{member.label}: {100 * np.mean(wins):.0f} %")
+            x, y, names = zip(*(points[place] for place in spaced_indices(len(points))), strict=True)
             clouds.append(Series(member.label, member.style, [np.array(x)], np.array(y), names=names))
         if clouds:
             caption = (
                 f"Each point is a client with the same data in both runs; {'above' if up else 'below'} the dashed line "
-                f"it gains over {baseline.label}. Clients that gain: {'; '.join(better)}."
+                f"it gains over {baseline.label}. Clients that gain: {'; '.join(win_shares)}."
             )
             x, y = Axis(f"{metric} with {baseline.label}", form), Axis(f"{metric} of a client", form)
             heading, name = f"Gain of each client over {baseline.label}", f"gain_over_{suffix}"
             yield Chart(name, heading, caption, [x], y, clouds, points=True, diagonal=True)
 
 
-def with_both(before: Curve, after: Curve) -> Iterator[tuple[float, float, float]]:
-    """The clients that have a value in both of two runs, with the two values."""
-    clients = np.intersect1d(before.known.x, after.known.x)
-    yield from zip(*(values.tolist() for values in (clients, before.at(clients), after.at(clients))), strict=True)
+def common_values(baseline_values: Curve, run_values: Curve) -> Iterator[tuple[float, float, float]]:
+    """(client, baseline's value, run's value) for each client that has a value in both runs."""
+    clients = np.intersect1d(baseline_values.without_nan.x, run_values.without_nan.x)
+    yield from zip(
+        *(values.tolist() for values in (clients, baseline_values.at(clients), run_values.at(clients))), strict=True
+    )
 
 
 def interpolation(groups: Sequence[RunGroup]) -> Iterator[Chart]:
@@ -177,16 +180,16 @@ def interpolation(groups: Sequence[RunGroup]) -> Iterator[Chart]:
     for member in groups:
         curves = []
         for run in member.runs:
-            found = [
+            points = [
                 (float(match[1]), values.y[-1]) for k, values in run.columns.items() if (match := _LAMBDA.fullmatch(k))
             ]
-            curves.append(Curve(*np.array(found, dtype=np.float64).reshape(-1, 2).T))
+            curves.append(Curve(*np.array(points, dtype=np.float64).reshape(-1, 2).T))
         if any(map(len, curves)):
             lines.append(line(member, band(curves)))
     if lines:
         caption = (
             "Mean accuracy over clients of the interpolation (1 - λ)w + λv of the server's model w and the client's "
-            f"own v: λ = 0 is the server's model, λ = 1 the client's own. {bands(groups)}"
+            f"own v: λ = 0 is the server's model, λ = 1 the client's own. {band_sentence(groups)}"
         )
         yield Chart("lambda", "Accuracy against λ", caption, [Axis("λ")], _ACCURACY, lines)
 
@@ -203,12 +206,12 @@ def reliability(groups: Sequence[RunGroup]) -> Iterator[Chart]:
     ):  # fmt: skip
         clouds = []
         for member in groups:
-            share, sure, right = member.runs[0].bins(scope).T
+            share, confidence, accuracy = member.runs[0].bins(scope).T
             if len(share):
-                error = float(np.sum(share * np.abs(right - sure)))
+                error = float(np.sum(share * np.abs(accuracy - confidence)))
                 names = [f"{100 * s:.3g} % of samples" for s in share]
                 label = f"{member.label} (ECE {100 * error:.1f} %)"
-                clouds.append(Series(label, member.style, [sure], right, names=names, shares=share))
+                clouds.append(Series(label, member.style, [confidence], accuracy, names=names, shares=share))
         caption = (
             f"{what}, in 15 bins, each a disc whose area is its share of the samples: below the dashed line confidence "
             "is too high. First seed of each group; ECE is the expected calibration error, the mean distance from the "
@@ -226,8 +229,8 @@ def guides(groups: Sequence[RunGroup]) -> Iterator[Chart]:
         if not table:
             continue
         lines = []
-        for right, label, colour in ((True, "student is right", "#0072B2"), (False, "student is wrong", "#D55E00")):
-            g = table["g"][table["right"] == right]
+        for is_right, label, colour in ((True, "student is right", "#0072B2"), (False, "student is wrong", "#D55E00")):
+            g = table["g"][table["right"] == is_right]
             share = np.histogram(g, bins=20, range=(0, 1))[0] / max(len(g), 1)
             lines.append(Series(label, LineStyle(colour), [np.arange(0.025, 1, 0.05)], share))
         caption = "Shares of the training samples in 20 bins of the guide's g; the more the two differ, the better."
@@ -237,25 +240,25 @@ def guides(groups: Sequence[RunGroup]) -> Iterator[Chart]:
 
 def partitions(groups: Sequence[RunGroup]) -> Iterator[HeatMap]:
     """Labels by client, once for every distinct partition of the first seeds."""
-    drawn: list[Floats] = []
+    matrices: list[Floats] = []
     for member in groups:
         table = member.runs[0].partition
         if not table:
             continue
         labels, row = np.unique(table["label"], return_inverse=True)
         clients = int(table["client"].max()) + 1
-        kept = thinned(clients, COLUMNS)
-        z, shown = np.zeros((len(labels), len(kept))), np.isin(table["client"], kept)
-        np.add.at(z, (row[shown], np.searchsorted(kept, table["client"][shown])), table["samples"][shown])
-        if len(drawn) == MATRICES or any(np.array_equal(z, matrix) for matrix in drawn):
+        client_ids = spaced_indices(clients, COLUMNS)
+        z, mask = np.zeros((len(labels), len(client_ids))), np.isin(table["client"], client_ids)
+        np.add.at(z, (row[mask], np.searchsorted(client_ids, table["client"][mask])), table["samples"][mask])
+        if len(matrices) == MATRICES or any(np.array_equal(z, matrix) for matrix in matrices):
             continue
-        drawn.append(z)
+        matrices.append(z)
         caption = f"Training samples of each label at each client, seed {member.runs[0].seed}."
-        if len(kept) < clients:
-            caption += f" {len(kept)} of {clients} clients, evenly chosen."
-        heading = "Partition" + (f", {member.label}" if len(drawn) > 1 else "")
-        name = "partition" + (f"_{len(drawn)}" if len(drawn) > 1 else "")
-        rows, columns = ([str(item) for item in axis] for axis in (labels, kept))
+        if len(client_ids) < clients:
+            caption += f" {len(client_ids)} of {clients} clients, evenly chosen."
+        heading = "Partition" + (f", {member.label}" if len(matrices) > 1 else "")
+        name = "partition" + (f"_{len(matrices)}" if len(matrices) > 1 else "")
+        rows, columns = ([str(item) for item in axis] for axis in (labels, client_ids))
         yield HeatMap(name, heading, caption, "client", "label", columns, rows, z, "count")
 
 
@@ -289,11 +292,11 @@ def mixing_matrices(groups: Sequence[RunGroup]) -> Iterator[HeatMap]:
             z = p * (~np.isnan(p)).sum(axis=0)
             if len(rounds) > 1 and len(clients) <= CLIENTS_DRAWN and count < MATRICES and (z > 1 + 1e-6).any():
                 count += 1
-                kept = thinned(len(rounds), COLUMNS)
+                indices = spaced_indices(len(rounds), COLUMNS)
                 heading = f"Mixing coefficients of {member.label}" + f", seed {run.seed}" * (len(member.runs) > 1)
-                columns, rows = ([str(item) for item in axis] for axis in (rounds[kept], clients))
-                drawn = z[:, kept]
-                yield HeatMap(f"mixing_{count}", heading, caption, "round", "client", columns, rows, drawn, middle=1.0)
+                columns, rows = ([str(item) for item in axis] for axis in (rounds[indices], clients))
+                values = z[:, indices]
+                yield HeatMap(f"mixing_{count}", heading, caption, "round", "client", columns, rows, values, middle=1.0)
                 break
 
 
@@ -304,28 +307,28 @@ NODES = 200
 
 
 def networks(groups: Sequence[RunGroup]) -> Iterator[Figure]:
-    """The graph of each group's first run where it is known, each once; then the distance from agreement."""
-    drawn: list[Floats] = []
+    """The distinct graphs of the groups' first runs, where they are recorded; then the distance from agreement."""
+    matrices: list[Floats] = []
     for member in groups:
         run = member.runs[0]
         if not (table := run.topology):
             continue
-        ends = np.stack([table["model"], table["source"]], axis=1).astype(np.int64)
-        if not 0 <= ends.min() <= ends.max() < NODES:
+        edges = np.stack([table["model"], table["source"]], axis=1).astype(np.int64)
+        if not 0 <= edges.min() <= edges.max() < NODES:
             continue
-        matrix = np.zeros((ends.max() + 1, ends.max() + 1))
-        np.add.at(matrix, (*ends.T,), table["weight"])
+        matrix = np.zeros((edges.max() + 1, edges.max() + 1))
+        np.add.at(matrix, (*edges.T,), table["weight"])
         rounds = len(np.unique(table["round"]))
         matrix /= rounds
-        if len(drawn) == MATRICES or any(np.array_equal(matrix, other) for other in drawn):
+        if len(matrices) == MATRICES or any(np.array_equal(matrix, former) for former in matrices):
             continue
-        drawn.append(matrix)
+        matrices.append(matrix)
         caption = "Who talks to whom; the stronger a line, the larger its weight."
         caption += f" {rounds} rounds together." * (rounds > 1)
-        about = run.summary.get("topology")
-        if isinstance(about, Mapping) and isinstance(gap := about.get("spectral_gap"), int | float):
+        topology = run.summary.get("topology")
+        if isinstance(topology, Mapping) and isinstance(gap := topology.get("spectral_gap"), int | float):
             caption += f" Spectral gap {gap:.3g}."
-        yield Network.of(f"network_{len(drawn)}", f"Graph of {member.label}", caption, matrix)
+        yield Network.from_matrix(f"network_{len(matrices)}", f"Graph of {member.label}", caption, matrix)
     if has(groups, CONSENSUS):
         axis = Axis("Σ‖θ_i − θ̄‖²/K")
         yield metric(groups, CONSENSUS, "Distance of the clients' models from their mean", axis)
@@ -334,44 +337,44 @@ def networks(groups: Sequence[RunGroup]) -> Iterator[Figure]:
 # --- time
 
 ROWS, ROUNDS_DRAWN = 40, 5
-"""The most clients in a Gantt chart, and the rounds that it shows, or as many clients' work."""
+"""The most clients in a Gantt chart, and the rounds that it shows, measured in cohorts of clients' work."""
 
 
 def gantts(groups: Sequence[RunGroup]) -> Iterator[Gantt]:
-    """Who works when at the beginning of the first run of each group that has devices."""
+    """Which client works when, at the beginning of the first run of each group with devices."""
     members = [member for member in groups if {"begin", "end"} <= member.runs[0].mixing.keys()]
     for number, member in enumerate(members[:MATRICES], start=1):
         run = member.runs[0]
         last = run.mixing["round"][: int(ROUNDS_DRAWN * (run.cohort_size or 1))].max()
-        work = chosen(run.mixing, run.mixing["round"] <= last)
+        work = select_rows(run.mixing, run.mixing["round"] <= last)
         names, row = np.unique(work["client"], return_inverse=True)
-        drawn = thinned(len(names), ROWS)
+        indices = spaced_indices(len(names), ROWS)
         place = np.full(len(names), -1)
-        place[drawn] = np.arange(len(drawn))
-        work, row = chosen(work, place[row] >= 0), place[row][place[row] >= 0]
+        place[indices] = np.arange(len(indices))
+        work, row = select_rows(work, place[row] >= 0), place[row][place[row] >= 0]
         late = work["late"].astype(bool) if "late" in work else np.zeros(len(row), bool)
         last = int(work["round"].max())
         clock = run.curve("clock")
         caption = (
             "Bars are clients' work, from invitation to its end; vertical lines are server steps. Orange work is "
             f"thrown away. Seed {run.seed}, the first {last} steps"
-            + (f", {len(drawn)} of {len(names)} clients." if len(drawn) < len(names) else ".")
+            + (f", {len(indices)} of {len(names)} clients." if len(indices) < len(names) else ".")
         )
         steps = clock.y[clock.x <= last]
-        labels = [str(names[i]) for i in drawn]
+        labels = [str(names[i]) for i in indices]
         begin, end = (work[name].astype(np.float64) for name in ("begin", "end"))
         yield Gantt(f"gantt_{number}", f"Work of {member.label}", caption, labels, row, begin, end, late, steps)
 
 
-def cumulated(run: RunData) -> Curve:
+def cumulative_objective(run: RunData) -> Curve:
     """Σ_{τ≤t} Σ_i p_i F_i(θ^τ) by round; a round without a value adds nothing."""
     values = run.curve(OBJECTIVE)
     return Curve(values.x, np.where(np.isfinite(values.y), values.y, 0.0).cumsum())
 
 
-def cumulated_band(member: RunGroup) -> Band:
+def cumulative_band(member: RunGroup) -> Band:
     """The cumulative objective of a group, over the rounds that all its seeds have reached."""
-    sums = [total for run in member.runs if len(total := cumulated(run))]
+    sums = [total for run in member.runs if len(total := cumulative_objective(run))]
     common = np.array(sorted(set.intersection(*({*total.x.tolist()} for total in sums))))
     return band([Curve(common, total.at(common)) for total in sums])
 
@@ -380,15 +383,15 @@ def objectives(groups: Sequence[RunGroup]) -> Iterator[Chart]:
     """The objective in each round, and cumulative (Hahn 2024, figure 3.1: smaller is better)."""
     caption = (
         "The {} losses of the model that a round's clients received, weighted by the coefficients that then mixed "
-        "their updates. Smaller is better. " + bands(groups)
+        "their updates. Smaller is better. " + band_sentence(groups)
     )
-    each: tuple[tuple[str, str, str, str, Callable[[RunGroup], Band]], ...] = (
+    charts: tuple[tuple[str, str, str, str, Callable[[RunGroup], Band]], ...] = (
         (OBJECTIVE, "objective", "Global objective in each round", "training", partial(series, key=OBJECTIVE)),
-        (OBJECTIVE, "objective_cumulated", "Global objective, cumulated", "training", cumulated_band),
+        (OBJECTIVE, "objective_cumulated", "Global objective, cumulated", "training", cumulative_band),
         (HELD_OUT_OBJECTIVE, "objective_held_out", "Global objective on validation samples in each round", "validation",
          partial(series, key=HELD_OUT_OBJECTIVE)),
     )  # fmt: skip
-    for key, name, heading, kind, values in each:
+    for key, name, heading, kind, values in charts:
         lines = [line(member, values(member)) for member in groups if has([member], key)]
         if lines:
             yield Chart(name, heading, caption.format(kind), [ROUNDS], Axis("Σ p F"), lines)
@@ -419,10 +422,10 @@ def transformation(run: RunData):
     return "normal", 1.0, 0.0
 
 
-def prior(run: RunData, decided: Floats) -> Floats | None:
-    """p^1 [K] for the decisions [T, K] of a run: what never changes, or n_i/n if the policy starts there; else None."""
-    if (decided == decided[0]).all():
-        return decided[0]
+def prior(run: RunData, p: Floats) -> Floats | None:
+    """p^1 [K] for a run's decisions p [T, K]: p if it never changes, n_i/n if the policy starts there, else None."""
+    if (p == p[0]).all():
+        return p[0]
     if "prior='samples'" not in str(run.facts.get("method.mixing", "")) or not run.partition:
         return None
     sizes = total_by_client(run.partition, "samples").at(np.unique(run.mixing["client"]))
@@ -434,37 +437,39 @@ def regret_curve(run: RunData) -> Curve:
 
     All policies are evaluated with responses in [0, 1/K], as in AAggFF for silos.
     """
-    known = decisions(run)
-    if known is None:
+    record = decisions(run)
+    if record is None:
         return NOTHING
     from fedloom.metrics.regret import played, regret_of_losses
     from fedloom.parts.mixing.responses import respond
 
-    p, losses = known
+    p, losses = record
     cdf, scale, shape = transformation(run)
     answer = partial(respond, cdf=cdf, scale=scale, shape=shape, low=0.0, high=1 / p.shape[1])
     values = regret_of_losses(played(p, prior(run, p)), losses, answer)
     return Curve(np.arange(1.0, len(values) + 1), values)
 
 
-def with_regret(groups: Sequence[RunGroup]) -> list[RunGroup]:
+def groups_with_regret(groups: Sequence[RunGroup]) -> list[RunGroup]:
     """The groups, reduced to runs whose regret is known; groups without such runs are left out."""
-    kept = [replace(g, runs=tuple(run for run in g.runs if decisions(run) is not None)) for g in groups]
-    return [member for member in kept if member.runs]
+    subgroups = [replace(g, runs=tuple(run for run in g.runs if decisions(run) is not None)) for g in groups]
+    return [member for member in subgroups if member.runs]
 
 
 def regrets(groups: Sequence[RunGroup]) -> Iterator[Chart]:
     """The regret of each group; the bound of Hahn 2024, theorem 3.1, which is far above it, is in the caption."""
-    curves = with_regret(groups)
-    lines = [line(g, band([regret_curve(run) for run in g.runs])) for g in curves]
+    members = groups_with_regret(groups)
+    lines = [line(g, band([regret_curve(run) for run in g.runs])) for g in members]
     if lines:
         from fedloom.metrics.regret import lipschitz, silo_bound
 
-        bounds = dict.fromkeys((len(np.unique(run.mixing["client"])), run.last_round) for run in all_runs(curves))
-        said = [f"{silo_bound(t, k, lipschitz(0.0, 1 / k)):.3g} after {t} rounds with {k} clients" for k, t in bounds]
+        bounds = dict.fromkeys((len(np.unique(run.mixing["client"])), run.last_round) for run in all_runs(members))
+        bound_texts = [
+            f"{silo_bound(t, k, lipschitz(0.0, 1 / k)):.3g} after {t} rounds with {k} clients" for k, t in bounds
+        ]
         caption = (
             "What the mixing coefficients lost, in decision losses -log(1 + ⟨p, r⟩), against the best fixed ones of "
-            f"the whole run, where all clients' losses are known. The bound of theorem 3.1 is {'; '.join(said)}. "
-            + bands(curves)
+            "the whole run, where all clients' losses are known. The bound of theorem 3.1 is "
+            f"{'; '.join(bound_texts)}. " + band_sentence(members)
         )
         yield Chart("regret", "Regret", caption, [ROUNDS], Axis("regret, cumulated"), lines)

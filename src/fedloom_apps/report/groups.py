@@ -39,13 +39,13 @@ PROVENANCE = (
 """Top-level keys on where and how a run was made and stored, which do not define it."""
 
 
-DEALT = ("data", "partition", "stream", "clients", "validation", "held_out", "unseen", "target")
+DATA_KEYS = ("data", "partition", "stream", "clients", "validation", "held_out", "unseen", "target")
 """Top-level keys of what clients or tasks hold."""
 
 
 @dataclass(frozen=True)
 class RunGroup:
-    """Runs that differ only in the seed; ``name`` is the one that a paper gives them."""
+    """Runs that differ only in the seed; ``name`` is their name in a paper."""
 
     label: str
     method: str
@@ -63,7 +63,8 @@ def _identity(run: RunData) -> dict[str, str]:
     }
 
 
-def _given(run: RunData) -> tuple[Any, ...]:
+def _data_identity(run: RunData) -> tuple[Any, ...]:
+    """The facts that tell which samples a run had, and which teacher."""
     return *run.samples, run.facts.get("teacher")
 
 
@@ -72,48 +73,56 @@ def _is_seed(key: str) -> bool:
     return key.endswith("seed")
 
 
-def _follow(runs: Sequence[RunData]) -> frozenset[str]:
+def _following_seeds(runs: Sequence[RunData]) -> frozenset[str]:
     """The further seeds that are each run's own seed in runs of several seeds, as with ``split_seed=${seed}``."""
     if len({run.seed for run in runs}) == 1:
         return frozenset()
     return frozenset(k for k in _identity(runs[0]) if _is_seed(k) and all(_identity(r).get(k) == r.seed for r in runs))
 
 
-def _dealt(run: RunData) -> dict[str, str]:
+def _data_settings(run: RunData) -> dict[str, str]:
     """The settings of the data that clients or tasks hold.
 
     A seed that equals the run's own reads ``${seed}``, so that runs with different seeds compare as equal.
     """
-    facts = {key: value for key, value in _identity(run).items() if key.partition(".")[0] in DEALT}
+    facts = {key: value for key, value in _identity(run).items() if key.partition(".")[0] in DATA_KEYS}
     return {key: "${seed}" if _is_seed(key) and value == run.seed else value for key, value in facts.items()}
 
 
 def on_the_same_data(a: RunGroup, b: RunGroup) -> bool:
     """Whether the runs of two groups deal the same data to the same clients, where they have the same seed."""
-    here, there = ({run.seed: (_dealt(run), run.samples) for run in member.runs} for member in (a, b))
-    common = here.keys() & there.keys() - {NO_SEED}
-    return all(here[seed] == there[seed] for seed in common) if common else _dealt(a.runs[0]) == _dealt(b.runs[0])
+    data_a, data_b = ({run.seed: (_data_settings(run), run.samples) for run in member.runs} for member in (a, b))
+    common = data_a.keys() & data_b.keys() - {NO_SEED}
+    return (
+        all(data_a[seed] == data_b[seed] for seed in common)
+        if common
+        else _data_settings(a.runs[0]) == _data_settings(b.runs[0])
+    )
 
 
 def _labels(teams: Sequence[Sequence[RunData]]) -> list[str]:
     """The method's name and, if several groups share it, up to three settings that differ."""
-    identities = [_identity(team[0]) | dict.fromkeys(_follow(team), "${seed}") for team in teams]
-    return _told_apart([team[0].method for team in teams], identities)
+    identities = [_identity(team[0]) | dict.fromkeys(_following_seeds(team), "${seed}") for team in teams]
+    return _distinct_labels([team[0].method for team in teams], identities)
 
 
-def _told_apart(names: Sequence[str], settings: Sequence[Mapping[str, str]]) -> list[str]:
-    """Each name with up to three settings that differ among those who share it, or with a number if none does.
+def _distinct_labels(names: Sequence[str], settings: Sequence[Mapping[str, str]]) -> list[str]:
+    """Each name with up to three settings that differ among its namesakes, or with a number if no setting differs.
 
-    >>> _told_apart(["a", "a", "b"], [{"lr": "1", "steps": "2"}, {"lr": "3", "steps": "2"}, {"lr": "1"}])
+    >>> _distinct_labels(["a", "a", "b"], [{"lr": "1", "steps": "2"}, {"lr": "3", "steps": "2"}, {"lr": "1"}])
     ['a, lr=1', 'a, lr=3', 'b']
     """
     labels = []
-    for name, own in zip(names, settings, strict=True):
-        rivals = [other for one, other in zip(names, settings, strict=True) if one == name]
+    for name, values in zip(names, settings, strict=True):
+        rivals = [rival for rival_name, rival in zip(names, settings, strict=True) if rival_name == name]
         keys = dict.fromkeys(key for rival in rivals for key in rival)
-        apart = [key for key in keys if len({rival.get(key, ABSENT) for rival in rivals}) > 1][:3]
-        said = (f"{key.removeprefix('method.')}={own[key]}".partition(".name=")[::2] for key in apart if key in own)
-        labels.append(", ".join([name, *(value or setting for setting, value in said)]))
+        differing_keys = [key for key in keys if len({rival.get(key, ABSENT) for rival in rivals}) > 1][:3]
+        pairs = (
+            f"{key.removeprefix('method.')}={values[key]}".partition(".name=")[::2]
+            for key in differing_keys
+            if key in values
+        )
+        labels.append(", ".join([name, *(value or setting for setting, value in pairs)]))
     return [
         f"{label} #{labels[: i + 1].count(label)}" if labels.count(label) > 1 else label
         for i, label in enumerate(labels)
@@ -121,40 +130,42 @@ def _told_apart(names: Sequence[str], settings: Sequence[Mapping[str, str]]) -> 
 
 
 def by_data(groups: Sequence[RunGroup]) -> dict[str, dict[str, RunGroup]]:
-    """The groups by what clients hold, in words, and by the method's name, with settings if some share it there."""
-    alike: list[list[RunGroup]] = []
+    """The groups by their data, in words, then by their method's name, with settings if some share the name there."""
+    clusters: list[list[RunGroup]] = []
     for member in groups:
-        same = next((others for others in alike if on_the_same_data(others[0], member)), None)
-        if same is None:
-            alike.append([member])
+        match = next((cluster for cluster in clusters if on_the_same_data(cluster[0], member)), None)
+        if match is None:
+            clusters.append([member])
         else:
-            same.append(member)
-    dealt = [_dealt(others[0].runs[0]) for others in alike]
-    names = _told_apart([own.get("data.name", "data") for own in dealt], dealt)
+            match.append(member)
+    data_settings = [_data_settings(cluster[0].runs[0]) for cluster in clusters]
+    names = _distinct_labels([values.get("data.name", "data") for values in data_settings], data_settings)
     return {
         name: {
             member.name or label: member
-            for member, label in zip(others, _labels([member.runs for member in others]), strict=True)
+            for member, label in zip(cluster, _labels([member.runs for member in cluster]), strict=True)
         }
-        for name, others in zip(names, alike, strict=True)
+        for name, cluster in zip(names, clusters, strict=True)
     }
 
 
 def _place(run: RunData, teams: list[list[RunData]]) -> None:
-    """Put a run among those with its settings: into the first team without its seed, if possible one with its data."""
+    """Add a run to a team of runs with its settings: the first team without its seed, if possible one with its data."""
     rivals = [next((member for member in team if member.seed == run.seed != NO_SEED), None) for team in teams]
-    if other := next((rival for rival in rivals if rival is not None and rival.drawn == run.drawn), None):
-        kept, left = (run, other) if run.ended > other.ended else (other, run)
-        warnings.warn(f"{left.path} has the settings and the seed of {kept.path}, and is left out.", stacklevel=4)
+    if twin := next((rival for rival in rivals if rival is not None and rival.seed_facts == run.seed_facts), None):
+        survivor, duplicate = (run, twin) if run.ended > twin.ended else (twin, run)
+        warnings.warn(
+            f"{duplicate.path} has the settings and the seed of {survivor.path}, and is left out.", stacklevel=4
+        )
         for team in teams:
-            team[:] = [kept if member is other else member for member in team]
+            team[:] = [survivor if member is twin else member for member in team]
         return
-    free = [team for team, rival in zip(teams, rivals, strict=True) if rival is None]
-    if not free:
+    free_teams = [team for team, rival in zip(teams, rivals, strict=True) if rival is None]
+    if not free_teams:
         teams.append([])
-        free = teams[-1:]
-    known = (team for team in free if any(_given(member) == _given(run) for member in team))
-    next(known, free[0]).append(run)
+        free_teams = teams[-1:]
+    matches = (team for team in free_teams if any(_data_identity(member) == _data_identity(run) for member in team))
+    next(matches, free_teams[0]).append(run)
 
 
 def group(runs: Sequence[RunData]) -> list[RunGroup]:
@@ -163,23 +174,23 @@ def group(runs: Sequence[RunData]) -> list[RunGroup]:
     A further seed that is the run's own in all of them, as with ``split_seed=${seed}``, does not separate them. Runs
     with the same settings and seed on other data, as hand-made federations may be, belong to different groups.
     """
-    alike: dict[tuple[Any, ...], list[RunData]] = {}
+    by_settings: dict[tuple[Any, ...], list[RunData]] = {}
     for run in runs:
-        fixed = [(key, value) for key, value in _identity(run).items() if not _is_seed(key)]
-        alike.setdefault((run.method, *sorted(fixed)), []).append(run)
+        fixed_settings = [(key, value) for key, value in _identity(run).items() if not _is_seed(key)]
+        by_settings.setdefault((run.method, *sorted(fixed_settings)), []).append(run)
     teams: dict[tuple[Any, ...], list[list[RunData]]] = {}
-    for shared_by_all, several in alike.items():
-        follow = _follow(several)
-        for run in several:
-            own = [(k, value) for k, value in _identity(run).items() if _is_seed(k) and k not in follow]
-            _place(run, teams.setdefault((shared_by_all, *sorted(own)), []))
+    for key, runs_alike in by_settings.items():
+        following = _following_seeds(runs_alike)
+        for run in runs_alike:
+            seed_settings = [(k, value) for k, value in _identity(run).items() if _is_seed(k) and k not in following]
+            _place(run, teams.setdefault((key, *sorted(seed_settings)), []))
     members = [team for seeds in teams.values() for team in seeds]
-    together = sorted(members, key=lambda team: team[0].method != "fedavg")
-    first = [team[0] for team in together]
-    styles = line_styles([run.method for run in first])
+    sorted_teams = sorted(members, key=lambda team: team[0].method != "fedavg")
+    first_runs = [team[0] for team in sorted_teams]
+    styles = line_styles([run.method for run in first_runs])
     return [
         RunGroup(label, run.method, tuple(team), style)
-        for label, run, team, style in zip(_labels(together), first, together, styles, strict=True)
+        for label, run, team, style in zip(_labels(sorted_teams), first_runs, sorted_teams, styles, strict=True)
     ]
 
 
@@ -188,20 +199,20 @@ def run_directories(paths: Iterable[Path | str]) -> Iterator[Path]:
     for path in map(Path, paths):
         if path.is_dir() and not any((path / name).exists() for name in ("config.yaml", "metrics.jsonl")):
             directories = sorted(file.parent for file in path.rglob("metrics.jsonl"))
-            inside = [run for run in directories if (run / "config.yaml").exists()]
-            lost = [str(run) for run in directories if run not in inside]
-            said = f"{', '.join(lost)} {'lacks' if len(lost) == 1 else 'lack'} config.yaml"
-            if not inside:
-                why = f"; {said}" if lost else ""
-                raise ConfigError(f"{str(path)!r} is not a run directory and contains none{why}.")
-            if lost:
-                warnings.warn(f"{said} and {'is' if len(lost) == 1 else 'are'} left out.", stacklevel=3)
-            begun = sorted(
+            run_dirs = [run for run in directories if (run / "config.yaml").exists()]
+            incomplete_dirs = [str(run) for run in directories if run not in run_dirs]
+            reason = f"{', '.join(incomplete_dirs)} {'lacks' if len(incomplete_dirs) == 1 else 'lack'} config.yaml"
+            if not run_dirs:
+                suffix = f"; {reason}" if incomplete_dirs else ""
+                raise ConfigError(f"{str(path)!r} is not a run directory and contains none{suffix}.")
+            if incomplete_dirs:
+                warnings.warn(f"{reason} and {'is' if len(incomplete_dirs) == 1 else 'are'} left out.", stacklevel=3)
+            checkpoint_dirs = sorted(
                 folder.parent for folder in path.rglob("checkpoint") if (folder.parent / "config.yaml").exists()
             )
-            if early := [str(run) for run in begun if run not in directories]:
-                warnings.warn(f"{', '.join(early)}: left out, since no round has ended.", stacklevel=3)
-            yield from inside
+            if empty_dirs := [str(run) for run in checkpoint_dirs if run not in directories]:
+                warnings.warn(f"{', '.join(empty_dirs)}: left out, since no round has ended.", stacklevel=3)
+            yield from run_dirs
         else:
             yield path
 
@@ -218,24 +229,24 @@ def read(run_dirs: Iterable[Path | str]) -> list[RunGroup]:
     return group([load(place) for place in places])
 
 
-def chosen_groups(groups: Sequence[RunGroup], names: Mapping[str, str]) -> list[RunGroup]:
-    """The groups whose labels ``names`` lists, in its order, each under its name there; all if it is empty.
+def select_groups(groups: Sequence[RunGroup], names: Mapping[str, str]) -> list[RunGroup]:
+    """The groups whose labels are keys of ``names``, in its order, with their names there; all if it is empty.
 
     Groups on different data may share a name.
 
     Raises:
-        ConfigError: if a label is none of the groups', or two groups on the same data would have one name.
+        ConfigError: if no group has such a label, or two groups on the same data would have one name.
     """
-    known = {member.label: member for member in groups}
+    by_label = {member.label: member for member in groups}
     for label in names:
-        one_of("unknown group", label, known)
-    chosen = [replace(known[label], name=name) for label, name in names.items()]
-    data = {member.label: name for name, members in by_data(chosen).items() for member in members.values()}
-    if len(data) < len(chosen):
+        one_of("unknown group", label, by_label)
+    selection = [replace(by_label[label], name=name) for label, name in names.items()]
+    data = {member.label: name for name, members in by_data(selection).items() for member in members.values()}
+    if len(data) < len(selection):
         raise ConfigError(f"groups on the same data need different names; the names are {', '.join(names.values())}.")
-    often = Counter(names.values())
-    labels = [one.name if often[one.name] == 1 else f"{one.name}, {data[one.label]}" for one in chosen]
-    return [replace(one, label=label) for one, label in zip(chosen, labels, strict=True)] or [*groups]
+    uses = Counter(names.values())
+    labels = [member.name if uses[member.name] == 1 else f"{member.name}, {data[member.label]}" for member in selection]
+    return [replace(member, label=label) for member, label in zip(selection, labels, strict=True)] or [*groups]
 
 
 def all_runs(groups: Sequence[RunGroup]) -> list[RunData]:
@@ -243,10 +254,10 @@ def all_runs(groups: Sequence[RunGroup]) -> list[RunData]:
     return [run for member in groups for run in member.runs]
 
 
-def counts(groups: Sequence[RunGroup]) -> Callable[[RunData], bool]:
-    """Whether a run's last values are results: if it has ended, or if none of the groups has a run that has."""
-    some = any(run.ended for run in all_runs(groups))
-    return lambda run: run.ended or not some
+def result_filter(groups: Sequence[RunGroup]) -> Callable[[RunData], bool]:
+    """A predicate of runs, whether their last values are results: they have ended, or no run of the groups has."""
+    any_ended = any(run.ended for run in all_runs(groups))
+    return lambda run: run.ended or not any_ended
 
 
 def has(groups: Sequence[RunGroup], key: str) -> bool:
@@ -271,15 +282,19 @@ def series(member: RunGroup, key: str) -> Band:
 
 
 def settings(groups: Sequence[RunGroup]) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """Settings that differ, with one value per group, and common settings; without seeds and folders of the machine.
+    """Settings that differ, with one value per group, and common settings; without seeds and output folders.
 
     Several values within one group (library versions, for example) are separated by commas.
     """
     keys = dict.fromkeys(key for run in all_runs(groups) for key in run.config if key not in ("seed", "out", "resume"))
     values = {key: [texts(member.runs, key) for member in groups] for key in keys}
-    shown = {key: [", ".join(map(_without_folder, column)) for column in columns] for key, columns in values.items()}
-    differ = {key: column for key, column in shown.items() if any(one != values[key][0] for one in values[key])}
-    return differ, {key: column[0] for key, column in shown.items() if key not in differ}
+    short_texts = {
+        key: [", ".join(map(_without_folder, column)) for column in columns] for key, columns in values.items()
+    }
+    differ = {
+        key: column for key, column in short_texts.items() if any(other != values[key][0] for other in values[key])
+    }
+    return differ, {key: column[0] for key, column in short_texts.items() if key not in differ}
 
 
 def _without_folder(text: str) -> str:

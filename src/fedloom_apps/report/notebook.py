@@ -1,4 +1,4 @@
-"""What results, federations and methods look like in a notebook: a small table beside a small picture."""
+"""Results, federations and methods in a notebook: a small table beside a small picture."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ AT_CLIENTS, BETWEEN = ("objective", "drift", "personal", "adaptation"), ("uplink
 Rows = Sequence[tuple[str, str]]
 
 
-def html(what: Any) -> str | None:
-    """HTML of a run's result or loaded run, a federation, a method or a graph; None for anything else or damaged."""
-    if isinstance(what, Federation):
-        heading, rows, picture = "Federation", of_federation(what), drawn(partition(what))
-    elif isinstance(what, Method):
-        heading, rows, picture = f"Method {what.name}", of_method(what), slots_picture(names_of(what))
-    elif isinstance(what, Links):
-        heading, rows, picture = "Topology", of_links(what), drawn(network(what))
-    elif isinstance(what, RunResult | RunRecords):
-        records = what.history if isinstance(what, RunResult) else what.records
-        heading = f"Run of {what.summary.get('method', '')}"
+def html(obj: Any) -> str | None:
+    """HTML of a run's result, a loaded run, a federation, a method or a graph; None for anything else, or damaged."""
+    if isinstance(obj, Federation):
+        heading, rows, picture = "Federation", of_federation(obj), inline_svg(partition(obj))
+    elif isinstance(obj, Method):
+        heading, rows, picture = f"Method {obj.name}", of_method(obj), slots_picture(names_of(obj))
+    elif isinstance(obj, Links):
+        heading, rows, picture = "Topology", of_links(obj), inline_svg(network(obj))
+    elif isinstance(obj, RunResult | RunRecords):
+        records = obj.history if isinstance(obj, RunResult) else obj.records
+        heading = f"Run of {obj.summary.get('method', '')}"
         try:
-            rows, picture = of_run(what.summary), drawn(curve(records, what.summary))
+            rows, picture = of_run(obj.summary), inline_svg(curve(records, obj.summary))
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
             return None  # no run writes such a summary
     else:
@@ -65,13 +65,13 @@ def of_run(summary: Mapping[str, Any]) -> Rows:
 def of_federation(federation: Federation) -> Rows:
     """Clients, samples and where they come from."""
     sizes, arrays = federation.train.index.sizes[: federation.seen], federation.train.arrays
-    about = federation.provenance
-    dealt = dict(about.get("partition", {}))
-    words = [str(dealt.pop("name", ABSENT)), *(f"{key} {bare(value)}" for key, value in dealt.items())]
+    provenance = federation.provenance
+    settings = dict(provenance.get("partition", {}))
+    words = [str(settings.pop("name", ABSENT)), *(f"{key} {bare(value)}" for key, value in settings.items())]
     counts = {"training": federation.train, "validation": federation.validation, "test": federation.held_out}
     samples = [(f"{name} samples", str(len(split.index.rows))) for name, split in counts.items()]
     rows = [
-        ("data", str(about.get("source", {}).get("name", ABSENT))),
+        ("data", str(provenance.get("source", {}).get("name", ABSENT))),
         ("partition", ", ".join(words)),
         ("clients", f"{len(federation)}" + f", {federation.unseen} of them never train" * (federation.unseen > 0)),
         ("samples a client", f"{sizes.min()} to {sizes.max()}, median {np.median(sizes):g}"),
@@ -86,13 +86,13 @@ def of_federation(federation: Federation) -> Rows:
 def parts_of(method: Method) -> dict[str, list[Part]]:
     """The parts of every slot; slots in which the method does what FedAvg does have none."""
     slots = {slot: getattr(method, slot) for slot in SLOTS}
-    several = {slot: [*held] if slot in SEVERAL else [held] for slot, held in slots.items()}
-    return {slot: [part for part in held if not part.is_identity] for slot, held in several.items()}
+    all_parts = {slot: [*value] if slot in SEVERAL else [value] for slot, value in slots.items()}
+    return {slot: [part for part in parts if not part.is_identity] for slot, parts in all_parts.items()}
 
 
 def names_of(method: Method) -> dict[str, str]:
     """The names of a method's parts by slot."""
-    return {slot: ", ".join(map(label, held)) for slot, held in parts_of(method).items()}
+    return {slot: ", ".join(map(label, parts)) for slot, parts in parts_of(method).items()}
 
 
 def of_method(method: Method) -> Rows:
@@ -100,45 +100,45 @@ def of_method(method: Method) -> Rows:
 
     def text(part: Part) -> str:
         settings = flatten({name: to_plain(getattr(part, name)) for name in signature(type(part))})
-        chosen = ", ".join(f"{name}={bare(value)}" for name, value in settings.items() if value is not None)
-        does = (type(part).__doc__ or "").strip().partition("\n")[0]
-        return f"{label(part)}{f'({chosen})' if chosen else ''}: {does}"
+        arguments = ", ".join(f"{name}={bare(value)}" for name, value in settings.items() if value is not None)
+        summary = (type(part).__doc__ or "").strip().partition("\n")[0]
+        return f"{label(part)}{f'({arguments})' if arguments else ''}: {summary}"
 
-    rows = [(slot, text(part)) for slot, held in parts_of(method).items() for part in held]
+    rows = [(slot, text(part)) for slot, parts in parts_of(method).items() for part in parts]
     return [*rows, *([("data", "pooled at one client")] if method.pooled else [])]
 
 
 def of_links(links: Links) -> Rows:
     """The number of models and neighbours, and how fast the models agree."""
-    matrix, heard = links.matrix(links.models), np.diff(links.starts)
+    matrix, in_degrees = links.matrix(links.models), np.diff(links.starts)
     return [
         ("models", f"{links.models}"),
         ("messages a round", f"{len(links.crossing)}"),
-        ("models heard, with its own", f"{heard.min()} to {heard.max()}" if len(heard) else ABSENT),
+        ("models heard, with its own", f"{in_degrees.min()} to {in_degrees.max()}" if len(in_degrees) else ABSENT),
         ("spectral gap", f"{spectral_gap([matrix]):.3g}"),
     ]
 
 
 def network(links: Links) -> Figure | None:
     """The graph, as on the page of a run; None for too many models to be drawn."""
-    drawn = 0 < links.models <= figures.NODES
-    return Network.of("network", "", "", links.matrix(links.models)) if drawn else None
+    is_drawable = 0 < links.models <= figures.NODES
+    return Network.from_matrix("network", "", "", links.matrix(links.models)) if is_drawable else None
 
 
 def curve(history: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> Figure | None:
     """The metric by which a run is judged, over its rounds."""
     key = str(summary.get("headline", ""))
-    runs = _in_memory(history, summary)
+    runs = _memory_group(history, summary)
     chart = figures.metric(runs, key, key.replace("/", " "), Axis(key.split("/")[-1], form_of(key)))
     return chart if chart.series else None
 
 
 def partition(federation: Federation) -> Figure | None:
     """The labels of each client, as on the page of a run; None if they are not class numbers."""
-    return next(figures.partitions(_in_memory(labels=partition_table(federation))), None)
+    return next(figures.partitions(_memory_group(labels=partition_table(federation))), None)
 
 
-def _in_memory(
+def _memory_group(
     history: Sequence[Mapping[str, Any]] = (), summary: Mapping[str, Any] = MappingProxyType({}),
     labels: Table = MappingProxyType({}),
 ) -> list[RunGroup]:  # fmt: skip
@@ -146,7 +146,7 @@ def _in_memory(
     return group([RunData(Path(), {}, {}, history, summary, {}, {}, labels, {}, {}, "", ())])
 
 
-def drawn(figure: Figure | None) -> str:
+def inline_svg(figure: Figure | None) -> str:
     """A figure as inline SVG; "" without one."""
     if figure is None:
         return ""
@@ -172,9 +172,9 @@ def slots_picture(texts: Mapping[str, str]) -> str:
         if place:
             boxes.append(f'<text x="{left + width / 2}" y="16" class="place">{place}</text>')
             boxes.append(f'<rect x="{left}" y="{top}" width="{width}" height="{height}" rx="10" class="group"/>')
-        for at, slot in enumerate(slots):
-            x, y = left + PAD + at % columns * (BOX + PAD), top + PAD + at // columns * (HIGH + PAD)
-            text = escape(shortened(texts.get(slot, "")))
+        for position, slot in enumerate(slots):
+            x, y = left + PAD + position % columns * (BOX + PAD), top + PAD + position // columns * (HIGH + PAD)
+            text = escape(truncate(texts.get(slot, "")))
             kind = f"filled at{number}" if text else "empty"
             boxes.append(f'<rect x="{x}" y="{y}" width="{BOX}" height="{HIGH}" rx="7" class="{kind}"/>')
             middle = x + BOX / 2
@@ -184,10 +184,10 @@ def slots_picture(texts: Mapping[str, str]) -> str:
     return template("slots.svg").render(width=left, height=bottom + PAD, boxes=Markup("".join(boxes)))
 
 
-def shortened(text: str, most: int = 24) -> str:
+def truncate(text: str, limit: int = 24) -> str:
     """Text of limited length.
 
-    >>> shortened("balanced_softmax, proximal", 20)
+    >>> truncate("balanced_softmax, proximal", 20)
     'balanced_softmax, p…'
     """
-    return text if len(text) <= most else text[: most - 1] + "…"
+    return text if len(text) <= limit else text[: limit - 1] + "…"

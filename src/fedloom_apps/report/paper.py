@@ -24,13 +24,13 @@ from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocat
 from fedloom.base.checks import one_of
 from fedloom.base.errors import ConfigError, first_line, printable
 from fedloom.base.files import readable
-from fedloom_apps.report.charts import COLOURS, Axis, Chart, Figure, Gantt, HeatMap, Network, thinned
+from fedloom_apps.report.charts import COLOURS, Axis, Chart, Figure, Gantt, HeatMap, Network, spaced_indices
 
-NAMED = 40
-"""Nodes up to which they have their names in them."""
+MAX_LABELLED_NODES = 40
+"""The most nodes of a graph in which their names are written."""
 
 PIXELS = 10**8
-"""Most pixels of a figure: a matrix takes memory for each, in drawings too."""
+"""The most pixels of a figure: a matrix takes memory for each, in vector formats, too."""
 
 _INK = "#5d6878"
 STYLE: dict[str, Any] = {
@@ -62,7 +62,7 @@ STYLE: dict[str, Any] = {
 """How figures look, before the styles that are asked for."""
 
 FIXED = {"svg.hashsalt": "fedloom", "svg.image_inline": True, "text.usetex": False}
-"""Equal figures are equal files, each whole in itself; texts of runs are never given to LaTeX, which would run them."""
+"""Equal figures are equal, self-contained files; texts of runs never go through LaTeX, which would execute them."""
 
 
 def styles(names: Sequence[str]) -> list[Any]:
@@ -71,26 +71,26 @@ def styles(names: Sequence[str]) -> list[Any]:
     Raises:
         ConfigError: for an unknown name, or a file that cannot be read or has a wrong value.
     """
-    found: list[Any] = []
+    sheets: list[Any] = []
     for name in names:
         if (path := Path(name)).exists():
             try:
-                found.append(_style(path))
+                sheets.append(_style(path))
             except (OSError, ValueError, RecursionError) as error:
                 raise ConfigError(f"{name} is not a style of matplotlib: {first_line(error)}.") from error
         else:
             one_of("unknown style or file", name, style.available)
-            found.append(name)
-    return found
+            sheets.append(name)
+    return sheets
 
 
 def _style(path: Path) -> Any:
-    """A file's settings; its cycle of colours, which matplotlib before 3.11 runs as Python, is needed by no figure."""
+    """A file's settings without its colour cycle, which matplotlib before 3.11 runs as Python; no figure uses it."""
     lines = readable(path).read_text(encoding="utf-8").split("\n")
     with TemporaryDirectory() as folder:
         copy = Path(folder) / path.name
-        kept = (line for line in lines if line.partition(":")[0].strip() != "axes.prop_cycle")
-        copy.write_text("\n".join(kept), encoding="utf-8")
+        settings = (line for line in lines if line.partition(":")[0].strip() != "axes.prop_cycle")
+        copy.write_text("\n".join(settings), encoding="utf-8")
         return matplotlib.rc_params_from_file(copy, fail_on_error=True, use_default_template=False)
 
 
@@ -106,7 +106,7 @@ def plain(text: str, length: int = 60) -> str:
 
 
 def files(
-    figures: Sequence[Figure], forms: Sequence[str], only: Sequence[str] = ("*",), named: Sequence[str] = ()
+    figures: Sequence[Figure], forms: Sequence[str], only: Sequence[str] = ("*",), sheets: Sequence[str] = ()
 ) -> Iterator[tuple[str, bytes]]:
     """Figures as (file name, content); a chart with several horizontal axes is one file for each.
 
@@ -114,18 +114,18 @@ def files(
         figures: what is drawn.
         forms: the formats of the files.
         only: names of files without their suffix, or patterns of them; the others are not drawn.
-        named: styles, see ``styles``; later ones have the last word.
+        sheets: style sheets, see ``styles``; later ones override earlier ones.
     """
-    every: dict[str, tuple[Figure, int]] = {}
+    targets: dict[str, tuple[Figure, int]] = {}
     for figure in figures:
         for number, axis in enumerate(figure.x if isinstance(figure, Chart) else ("",)):
             suffix = f"_{axis.label.split()[0]}" if isinstance(axis, Axis) and number else ""
-            every[f"{figure.name}{suffix}"] = figure, number
+            targets[f"{figure.name}{suffix}"] = figure, number
     for pattern in only:
-        if not matching(every, pattern) and pattern != "*":
-            one_of("unknown figure", pattern, every)
-    looks = [STYLE, *styles(named), FIXED]
-    for name, (figure, number) in every.items():
+        if not matching(targets, pattern) and pattern != "*":
+            one_of("unknown figure", pattern, targets)
+    looks = [STYLE, *styles(sheets), FIXED]
+    for name, (figure, number) in targets.items():
         if any(matching([name], pattern) for pattern in only):
             try:
                 with style.context(looks):
@@ -134,12 +134,12 @@ def files(
                     if dots**2 * math.prod(matplotlib.rcParams["figure.figsize"]) > PIXELS:
                         raise ValueError(f"it has more than {PIXELS:,} pixels")
                     canvas = _canvas(figure, number)
-                    saved = [(f"{name}.{form}", _saved(canvas, form)) for form in forms]
+                    contents = [(f"{name}.{form}", _encode(canvas, form)) for form in forms]
             except Exception as error:  # of matplotlib, for values that it takes and cannot draw
-                if not named:
+                if not sheets:
                     raise
                 raise ConfigError(f"the figure {name} cannot be drawn in these styles: {first_line(error)}.") from error
-            yield from saved
+            yield from contents
 
 
 def _canvas(figure: Figure, number: int) -> Canvas:
@@ -150,13 +150,13 @@ def _canvas(figure: Figure, number: int) -> Canvas:
     return _gantt(figure) if isinstance(figure, Gantt) else _network(figure)
 
 
-def _saved(canvas: Canvas, form: str) -> bytes:
+def _encode(canvas: Canvas, form: str) -> bytes:
     """The drawn figure in a file format; characters missing from the font become boxes, without warning."""
     buffer = io.BytesIO()
-    dated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(form)
+    metadata = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(form)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")
-        canvas.savefig(buffer, format=form, metadata=dated)
+        canvas.savefig(buffer, format=form, metadata=metadata)
     return buffer.getvalue()
 
 
@@ -190,9 +190,9 @@ def _chart(chart: Chart, number: int) -> Canvas:
         axes.axhline(chart.level[1], color=_INK, linewidth=0.8, linestyle="--")
         place = {"xycoords": ("axes fraction", "data"), "xytext": (2, 2), "textcoords": "offset points"}
         axes.annotate(plain(chart.level[0]), (0, chart.level[1]), fontsize="small", color=_INK, **place)
-    for scale, axis, log in ((axes.xaxis, x, axes.set_xscale), (axes.yaxis, chart.y, axes.set_yscale)):
+    for scale, axis, set_scale in ((axes.xaxis, x, axes.set_xscale), (axes.yaxis, chart.y, axes.set_yscale)):
         if axis.log:
-            log("log")
+            set_scale("log")
         _numbers(scale, axis)
     if 0 < len(chart.series) <= 12:
         columns = 1 if max(len(line.label) for line in chart.series) > 26 else 2  # as wide as the axes
@@ -224,14 +224,14 @@ def _heat_map(heat: HeatMap) -> Canvas:
     middle = heat.middle or 0.0
     reach = float(np.nanmax(np.abs(heat.z - middle), initial=0)) or 1.0
     shades = ("white", COLOURS[0]) if heat.middle is None else (COLOURS[0], "white", COLOURS[1])
-    shown = LinearSegmentedColormap.from_list("", shades).with_extremes(bad="#eeeeee")
+    colour_map = LinearSegmentedColormap.from_list("", shades).with_extremes(bad="#eeeeee")
     low = middle if heat.middle is None else middle - reach
-    image = axes.imshow(heat.z, shown, aspect="auto", interpolation="nearest", vmin=low, vmax=middle + reach)
+    image = axes.imshow(heat.z, colour_map, aspect="auto", interpolation="nearest", vmin=low, vmax=middle + reach)
     canvas.colorbar(image, ax=axes)
     scales: tuple[tuple[Scale, Sequence[str]], ...] = ((axes.xaxis, heat.columns), (axes.yaxis, heat.rows))
     for scale, names in scales:
-        chosen = thinned(len(names), 6).tolist()
-        scale.set_ticks(chosen, [plain(str(names[i]), 14) for i in chosen])
+        ticks = spaced_indices(len(names), 6).tolist()
+        scale.set_ticks(ticks, [plain(str(names[i]), 14) for i in ticks])
     return canvas
 
 
@@ -242,27 +242,36 @@ def _gantt(gantt: Gantt) -> Canvas:
     axes.barh(gantt.row, gantt.end - gantt.begin, 0.7, gantt.begin, color=colours)
     for step in gantt.steps:
         axes.axvline(step, color=_INK, linewidth=0.5, linestyle="--")
-    chosen = thinned(len(gantt.rows), 8).tolist()
-    axes.yaxis.set_ticks(chosen, [plain(str(gantt.rows[i]), 14) for i in chosen])
+    ticks = spaced_indices(len(gantt.rows), 8).tolist()
+    axes.yaxis.set_ticks(ticks, [plain(str(gantt.rows[i]), 14) for i in ticks])
     axes.invert_yaxis()
     return canvas
 
 
 def _network(network: Network) -> Canvas:
-    """A graph on a circle; arrows lead to those that hear where edges have one direction."""
+    """A graph on a circle; where edges have one direction, arrows point to the receivers."""
     canvas, axes = _axes(network.heading, "", "")
     axes.set_axis_off()
     axes.set_aspect("equal")
     angle = 2 * np.pi * np.arange(len(network.nodes)) / max(len(network.nodes), 1)
-    at = np.stack([np.sin(angle), np.cos(angle)], 1)
-    hears, heard = at[network.edges].swapaxes(0, 1)
+    positions = np.stack([np.sin(angle), np.cos(angle)], 1)
+    receivers, senders = positions[network.edges].swapaxes(0, 1)
     ink = 0.15 + 0.85 * network.weight / np.max(network.weight, initial=1e-12)
     head: dict[str, Any] = {} if network.directed else {"headwidth": 0, "headlength": 0, "headaxislength": 0}
-    exact: dict[str, Any] = {"angles": "xy", "scale_units": "xy", "scale": 1, "width": 0.004}
-    way = hears - heard
-    way *= 1 - 0.08 / np.maximum(np.linalg.norm(way, axis=1, keepdims=True), 0.1)  # to the rim of the one that hears
-    axes.quiver(heard[:, 0], heard[:, 1], way[:, 0], way[:, 1], color=COLOURS[0], alpha=ink, **exact, **head)
-    axes.scatter(at[:, 0], at[:, 1], 60 if len(at) <= NAMED else 12, color="white", edgecolors=_INK, zorder=3)
-    for name, (x, y) in zip(network.nodes if len(at) <= NAMED else (), at, strict=False):
+    arrow_scale: dict[str, Any] = {"angles": "xy", "scale_units": "xy", "scale": 1, "width": 0.004}
+    arrows = receivers - senders
+    arrows *= 1 - 0.08 / np.maximum(np.linalg.norm(arrows, axis=1, keepdims=True), 0.1)  # to the rim of the receiver
+    axes.quiver(
+        senders[:, 0], senders[:, 1], arrows[:, 0], arrows[:, 1], color=COLOURS[0], alpha=ink, **arrow_scale, **head
+    )
+    axes.scatter(
+        positions[:, 0],
+        positions[:, 1],
+        60 if len(positions) <= MAX_LABELLED_NODES else 12,
+        color="white",
+        edgecolors=_INK,
+        zorder=3,
+    )
+    for name, (x, y) in zip(network.nodes if len(positions) <= MAX_LABELLED_NODES else (), positions, strict=False):
         axes.annotate(name, (x, y), fontsize=6, ha="center", va="center", zorder=4)
     return canvas

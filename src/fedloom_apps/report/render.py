@@ -69,7 +69,7 @@ def write(path: Path, content: bytes | str) -> Path:
     return path
 
 
-def former(path: Path) -> str:
+def existing_text(path: Path) -> str:
     """The text of a page that is already there; empty without one."""
     try:
         return readable(path).read_text(encoding="utf-8")
@@ -103,7 +103,7 @@ def _pages() -> Environment:
 
 
 def as_bytes(content: bytes | str) -> bytes:
-    """Content of a file, with escapes for what is no text in names of files."""
+    """Content of a file as bytes, with escapes for characters of file names that UTF-8 does not have."""
     return content.encode(errors="backslashreplace") if isinstance(content, str) else content
 
 

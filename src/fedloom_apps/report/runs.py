@@ -1,4 +1,4 @@
-"""What a report reads of a run: its settings, its curves and its tables."""
+"""The data of a run that a report reads: its settings, its curves and its tables."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _PYTHON_KEYS = {
 WALL = "wall"
 """A metric that is computed: the seconds of all rounds so far."""
 DIGESTS = ("federation.digest", "stream.digest", "data.train", "data.validation", "data.test")
-"""The facts that tell which samples a run had: those that its clients hold, of its first task, or of its student."""
+"""The facts that tell which samples a run had: those of its clients, of its first task, or of its student."""
 _SEED_FACTS = (*DIGESTS, "teacher", "federation.samples", "model.digest", "student.weights", "target", "seed")
-"""Facts that depend on the seed, as the initial parameters do, and so do not define what was compared."""
+"""Facts that depend on the seed, as the initial parameters do, and so do not define a group of runs."""
 NO_SEED = ABSENT
-MOST = 1e12
-"""A larger count of a round's failures is none."""
+MAX_FAILURES = 1e12
+"""A larger number of failures in a round is not taken for a count."""
 Table = Mapping[str, NDArray[Any]]
 """The columns of a table, all of one length; empty if it has no rows."""
 
@@ -58,13 +58,13 @@ class Curve:
         return len(self.x)
 
     @property
-    def known(self) -> Curve:
+    def without_nan(self) -> Curve:
         """The curve without NaN."""
-        return Curve(self.x[there := ~np.isnan(self.y)], self.y[there])
+        return Curve(self.x[has_value := ~np.isnan(self.y)], self.y[has_value])
 
     def value(self, statistic: Callable[[Floats], Any]) -> float | None:
         """A statistic of the values that are there; None if there are none."""
-        values = self.known.y
+        values = self.without_nan.y
         return float(statistic(values)) if len(values) else None
 
     def at(self, x: Floats) -> Floats:
@@ -73,8 +73,8 @@ class Curve:
         >>> Curve(np.array([1.0, 3.0]), np.array([0.5, 0.75])).at(np.array([2.0, 3.0])).tolist()
         [nan, 0.75]
         """
-        known = dict(zip(self.x.tolist(), self.y.tolist(), strict=True))
-        return np.array([known.get(place, math.nan) for place in x.tolist()], dtype=np.float64)
+        values = dict(zip(self.x.tolist(), self.y.tolist(), strict=True))
+        return np.array([values.get(place, math.nan) for place in x.tolist()], dtype=np.float64)
 
 
 NOTHING = Curve(np.zeros(0), np.zeros(0))
@@ -119,7 +119,7 @@ class RunData:
 
     @property
     def method(self) -> str:
-        """The method's name: that of the composition if recorded, else of the preset, else of the directory."""
+        """The name of the composition if it was recorded, else of the named method, else of the directory."""
         for name in (self.facts.get("method.name"), self.summary.get("method"), self.config.get("method.name")):
             if isinstance(name, str) and name:
                 return name
@@ -131,8 +131,8 @@ class RunData:
         return str(self.config.get("seed", self.facts.get("seed", NO_SEED)))
 
     @property
-    def drawn(self) -> tuple[Any, ...]:
-        """The facts that the seed decided; runs of equal settings and seed that differ in them had different data."""
+    def seed_facts(self) -> tuple[Any, ...]:
+        """The facts that follow from the seed; runs of equal settings and seed that differ in them had other data."""
         return tuple(self.facts.get(key) for key in _SEED_FACTS)
 
     @property
@@ -169,8 +169,8 @@ class RunData:
                 if value is None or is_number(value):
                     values_of.setdefault(key, {})[float(row["round"])] = math.nan if value is None else float(value)
         columns = {key: Curve(np.array([*values]), np.array([*values.values()])) for key, values in values_of.items()}
-        taken = columns.get("seconds")
-        return columns if taken is None else columns | {WALL: Curve(taken.x, np.nancumsum(taken.y))}
+        seconds = columns.get("seconds")
+        return columns if seconds is None else columns | {WALL: Curve(seconds.x, np.nancumsum(seconds.y))}
 
     @cached_property
     def finite(self) -> frozenset[str]:
@@ -189,18 +189,18 @@ class RunData:
     @property
     def selected_round(self) -> float | None:
         """The round whose model is the run's result, if one was selected on validation samples; else None."""
-        chosen = self.summary.get("selected")
-        if not isinstance(chosen, Mapping) or "validation" not in chosen:
+        choice = self.summary.get("selected")
+        if not isinstance(choice, Mapping) or "validation" not in choice:
             return None
-        grown = self.summary.get("rounds", self.last_round) != self.last_round  # since the summary was written
-        return None if grown or not is_number(chosen.get("round")) else float(chosen["round"])
+        has_grown = self.summary.get("rounds", self.last_round) != self.last_round  # since the summary was written
+        return None if has_grown or not is_number(choice.get("round")) else float(choice["round"])
 
     def result(self, key: str) -> float | None:
         """The value of a metric that is the run's result: in the selected round, or else the last recorded."""
-        values, selected = self.curve(key), self.selected_round
-        if selected is None or selected not in values.x:
+        values, chosen_round = self.curve(key), self.selected_round
+        if chosen_round is None or chosen_round not in values.x:
             return self.last(key)
-        return float(values.y[values.x == selected][0])
+        return float(values.y[values.x == chosen_round][0])
 
     def bins(self, scope: str) -> Floats:
         """The last recorded reliability diagram of the server's model or the clients' models.
@@ -216,7 +216,7 @@ class RunData:
         return rows[rows[:, 0] > 0] if rows.ndim == 2 and rows.shape[1:] == (3,) else np.zeros((0, 3))
 
     @property
-    def seen(self) -> int | None:
+    def training_clients(self) -> int | None:
         """Number of clients that take part in training, which come first; None if it is not on record."""
         clients = self.facts.get("federation.clients", self.config.get("clients"))
         unseen = self.facts.get("federation.unseen", 0)
@@ -226,9 +226,9 @@ class RunData:
     def cohort_size(self) -> float | None:
         """Clients per round: as configured, of those that train, or the recorded mean."""
         rate, cohort = self.number("participation"), self.number("cohort")
-        if self.seen and (rate or cohort):
+        if self.training_clients and (rate or cohort):
             with suppress(ConfigError):  # of settings that no run has
-                return cohort_size(self.seen, rate or 1.0, None if cohort is None else int(cohort))
+                return cohort_size(self.training_clients, rate or 1.0, None if cohort is None else int(cohort))
         return self.curve("cohort").value(np.mean)
 
     def by_client(self, metric: str) -> Curve:
@@ -238,16 +238,16 @@ class RunData:
         return Curve(self.clients["client"].astype(np.float64), self.clients[metric].astype(np.float64))
 
     @property
-    def left_out(self) -> int:
+    def excluded_updates(self) -> int:
         """Number of client updates left out, over all rounds."""
         failures = self.curve("failures").y
-        return int(failures[(failures > 0) & (failures < MOST)].sum())
+        return int(failures[(failures > 0) & (failures < MAX_FAILURES)].sum())
 
     @property
-    def share_left_out(self) -> float | None:
+    def excluded_share(self) -> float | None:
         """Fraction of client updates left out; None if cohort sizes are not on record."""
-        asked = self.curve("cohort").known.y.sum()
-        return self.left_out / asked if asked > 0 else None
+        participations = self.curve("cohort").without_nan.y.sum()
+        return self.excluded_updates / participations if participations > 0 else None
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
@@ -272,7 +272,7 @@ def as_setting(value: Any) -> str:
 
 def _settings(flat: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Separate settings from facts; for runs started from Python, which have no settings, facts replace them."""
-    facts, about = _inside(flat, "identity."), _inside(flat, "about.")
+    facts, about = _section(flat, "identity."), _section(flat, "about.")
     config = {k: v for k, v in flat.items() if not k.startswith(("identity.", "about.")) and k not in ADDRESSES}
     if not {"method", "learner"} & {key.partition(".")[0] for key in config}:
         settings = {_PYTHON_KEYS.get(key, key): value for key, value in facts.items() if key not in _SEED_FACTS}
@@ -280,17 +280,17 @@ def _settings(flat: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return config, facts
 
 
-def _inside(flat: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+def _section(flat: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     return {key.removeprefix(prefix): value for key, value in flat.items() if key.startswith(prefix)}
 
 
-def chosen(table: Table, rows: NDArray[Any]) -> Table:
+def select_rows(table: Table, rows: NDArray[Any]) -> Table:
     """Some rows of a table, by a mask or by indices."""
     return {name: values[rows] for name, values in table.items()}
 
 
 def total_by_client(table: Table, column: str) -> Curve:
-    """The sum of a column over all rows of each client of a table."""
+    """The sum of a column by client."""
     clients, place = np.unique(table["client"], return_inverse=True)
     return Curve(clients.astype(np.float64), np.bincount(place, table[column]).astype(np.float64))
 
@@ -303,18 +303,18 @@ TABLES = {
     "guide": {"g", "right"},
 }
 """The tables of a run, with the columns of numbers without which they are not used."""
-WHOLE = ("round", "client", "model", "source")  # columns of whole numbers, which are exact as float64
+INTEGER_COLUMNS = ("round", "client", "model", "source")  # columns of whole numbers, which are exact as float64
 
 
-def _table(directory: RunDirectory, name: str, needed: set[str]) -> Table:
+def _table(directory: RunDirectory, name: str, required_columns: set[str]) -> Table:
     columns = directory.table(name)
     numbers = {
         key
         for key, values in columns.items()
         if (values.dtype.kind in "iu" and ((values >= 0) & (values < 2**53)).all())
-        or (values.dtype.kind in "biuf" and key not in WHOLE)
+        or (values.dtype.kind in "biuf" and key not in INTEGER_COLUMNS)
     }
-    missing = sorted(needed - numbers) if columns else []
+    missing = sorted(required_columns - numbers) if columns else []
     columns = {key: values for key, values in columns.items() if key in numbers or key == "name"}
     if missing:
         directory.notes.append(f"{name}.parquet has no usable numbers in the column {', '.join(missing)}.")
@@ -335,16 +335,16 @@ def load(path: Path) -> RunData:
         fedloom.base.errors.CheckpointError: /nowhere is not a run directory: there is no such directory.
     """
     directory = RunDirectory(path)
-    stored = flatten(directory.config())
+    settings = flatten(directory.config())
     if not (path / "metrics.jsonl").is_file():
         raise FedLoomError(f"{path} has no rounds on record: its metrics.jsonl is missing; leave it out.")
-    config, facts = _settings({k: as_setting(v) if isinstance(v, list | Mapping) else v for k, v in stored.items()})
+    config, facts = _settings({k: as_setting(v) if isinstance(v, list | Mapping) else v for k, v in settings.items()})
     summary = directory.summary()
     if directory.changed:
         warnings.warn(f"{path}: {directory.changed}; its numbers are not those of the run.", stacklevel=outside())
-    tables = {name: _table(directory, name, needed) for name, needed in TABLES.items()}
+    tables = {name: _table(directory, name, required_columns) for name, required_columns in TABLES.items()}
     if clients := tables["clients"]:
-        tables["clients"] = chosen(clients, clients["round"] == clients["round"].max())
+        tables["clients"] = select_rows(clients, clients["round"] == clients["round"].max())
     return RunData(
         path=path,
         config=config,

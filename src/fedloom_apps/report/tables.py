@@ -31,7 +31,7 @@ from fedloom.metrics import (
     summary,
 )
 from fedloom_apps.report.charts import Form, LineStyle, slug
-from fedloom_apps.report.groups import ABSENT, RunGroup, all_runs, counts, form_of, has, on_the_same_data
+from fedloom_apps.report.groups import ABSENT, RunGroup, all_runs, form_of, has, on_the_same_data, result_filter
 from fedloom_apps.report.runs import Curve, RunData, total_by_client
 
 
@@ -74,8 +74,8 @@ def as_count(value: float, error: float | None = None) -> str:
     >>> as_count(12.0), as_count(12.345), as_count(12.0, 0.5)
     ('12', '12.3', '12.0 ± 0.5')
     """
-    whole = all(float(number).is_integer() for number in (value, error) if number is not None)
-    return _fixed(value, 0 if whole else 1, error)
+    is_integral = all(float(number).is_integer() for number in (value, error) if number is not None)
+    return _fixed(value, 0 if is_integral else 1, error)
 
 
 def as_amount(value: float, error: float | None = None) -> str:
@@ -109,12 +109,12 @@ class SeedStats:
         values: None if a run has none, NaN if it recorded NaN.
         limits: for values that are only known to be larger, such as rounds to a target never reached, the bound of
             each run; empty otherwise. No mean is taken over the runs that happen to have a value.
-        whole: whether every run that should give a value was completed.
+        is_complete: whether every run that should give a value was completed.
     """
 
     values: Sequence[float | None]
     limits: Sequence[float | None] = ()
-    whole: bool = True
+    is_complete: bool = True
 
     @property
     def finite(self) -> list[float]:
@@ -124,15 +124,15 @@ class SeedStats:
     @property
     def censored(self) -> list[float]:
         """The bounds of the runs whose value is only known to be larger."""
-        every = zip(self.values, self.limits, strict=bool(self.limits))
-        return [limit for value, limit in every if value is None and limit is not None]
+        pairs = zip(self.values, self.limits, strict=bool(self.limits))
+        return [limit for value, limit in pairs if value is None and limit is not None]
 
     @property
     def mean(self) -> float | None:
         """The mean; None if there is no value, a run diverged or failed, or a value is censored: it is never best."""
-        known = [v for v in self.values if v is not None]
-        sound = known and np.isfinite(known).all() and not self.censored and self.whole
-        return float(np.mean(known)) if sound else None
+        values = [v for v in self.values if v is not None]
+        is_sound = values and np.isfinite(values).all() and not self.censored and self.is_complete
+        return float(np.mean(values)) if is_sound else None
 
     @property
     def error(self) -> float:
@@ -152,14 +152,14 @@ class SeedStats:
             ('> 50 (1 of 2)', '> 50')
         """
         finite, total = self.finite, len(self.values)
-        lost = sum(v is not None for v in self.values) - len(finite)
+        nan_count = sum(v is not None for v in self.values) - len(finite)
         if self.censored:
             return f"> {form(min(self.censored))}" + (f" ({len(finite)} of {total})" if total > 1 else "")
         if not finite:
-            return "NaN" if lost else ABSENT
+            return "NaN" if nan_count else ABSENT
         text = form(float(np.mean(finite)), self.error if spread and len(finite) > 1 else None)
-        if lost:
-            return f"{text} ({lost} of {total} NaN)"
+        if nan_count:
+            return f"{text} ({nan_count} of {total} NaN)"
         return text if len(finite) == total else f"{text} ({len(finite)} of {total})"
 
 
@@ -170,7 +170,7 @@ class Cell:
     text: str
     stats: SeedStats | None = None
     best: bool = False
-    full: str | None = None
+    csv_text: str | None = None
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class Column:
 
     title: str
     cells: Sequence[Cell]
-    over: str = ""
+    spanner: str = ""
     left: bool = False
 
 
@@ -189,16 +189,23 @@ def words(title: str, texts: Sequence[str], left: bool = False) -> Column:
 
 
 def column(
-    title: str, stats: Sequence[SeedStats], form: Format, better: str | None = None, spread: bool = True, over: str = ""
+    title: str,
+    stats: Sequence[SeedStats],
+    form: Format,
+    better: str | None = None,
+    spread: bool = True,
+    spanner: str = "",
 ) -> Column:
     """A column of numbers; if there are several, the best mean is marked, and with it all that are printed alike."""
-    shown = ["" if s.mean is None else form(s.mean) for s in stats]
+    mean_texts = ["" if s.mean is None else form(s.mean) for s in stats]
     best = ""
-    if better and len({*shown} - {""}) > 1:
-        known = [s.mean for s in stats if s.mean is not None]
-        best = form(max(known) if better == "max" else min(known))
-    cells = [Cell(s.text(form, spread), s, best != "" and text == best) for s, text in zip(stats, shown, strict=True)]
-    return Column(title, cells, over)
+    if better and len({*mean_texts} - {""}) > 1:
+        means = [s.mean for s in stats if s.mean is not None]
+        best = form(max(means) if better == "max" else min(means))
+    cells = [
+        Cell(s.text(form, spread), s, best != "" and text == best) for s, text in zip(stats, mean_texts, strict=True)
+    ]
+    return Column(title, cells, spanner)
 
 
 @dataclass(frozen=True)
@@ -216,15 +223,15 @@ class ReportTable:
     @property
     def spans(self) -> list[tuple[str, int]]:
         """The shared headings, and the number of columns below each, with the column of row names; [] if none."""
-        over = ["", *(column.over for column in self.columns)]
-        return [(text, len(list(same))) for text, same in groupby(over)] if any(over) else []
+        spanners = ["", *(column.spanner for column in self.columns)]
+        return [(text, len(list(same))) for text, same in groupby(spanners)] if any(spanners) else []
 
     @property
     def rows(self) -> list[tuple[str, LineStyle | None, list[Cell]]]:
         """Name, line style and cells of each row."""
         cells = zip(*(column.cells for column in self.columns), strict=True)
-        every = zip(self.names, self.styles or [None] * len(self.names), cells, strict=True)
-        return [(name, style, list(row)) for name, style, row in every]
+        rows = zip(self.names, self.styles or [None] * len(self.names), cells, strict=True)
+        return [(name, style, list(row)) for name, style, row in rows]
 
     def csv(self) -> str:
         """The numbers in full precision, fractions as fractions.
@@ -234,10 +241,10 @@ class ReportTable:
         """
         table: list[list[Any]] = [[self.heading, *self.names]]
         for column in self.columns:
-            title = f"{column.over}: {column.title}".removeprefix(": ").replace(", %", "").replace(" × 100", "")
+            title = f"{column.spanner}: {column.title}".removeprefix(": ").replace(", %", "").replace(" × 100", "")
             stats = [cell.stats for cell in column.cells if cell.stats is not None]
             if len(stats) < len(column.cells):
-                table.append([title, *(cell.text if cell.full is None else cell.full for cell in column.cells)])
+                table.append([title, *(cell.text if cell.csv_text is None else cell.csv_text for cell in column.cells)])
                 continue
             means = [np.mean(s.finite) if s.finite and not s.censored else "" for s in stats]
             table.append([title, *means])
@@ -250,19 +257,19 @@ class ReportTable:
             if any(s.censored for s in stats):
                 table.append([f"{title} (more than)", *(min(s.censored) if s.censored else "" for s in stats)])
         text = io.StringIO()
-        plain = [
+        records = [
             [cell(value) if isinstance(value, str) else value for value in row] for row in zip(*table, strict=True)
         ]
-        csv.writer(text, lineterminator="\n").writerows(plain)
+        csv.writer(text, lineterminator="\n").writerows(records)
         return text.getvalue()
 
 
 def group_table(
     groups: Sequence[RunGroup], name: str, caption: str, columns: Sequence[Column], note: str = ""
 ) -> ReportTable:
-    """A table with one row per group; none is marked best where groups have different data."""
+    """A table with one row per group; no cell is marked as the best if groups have different data."""
     if not all(on_the_same_data(groups[0], other) for other in groups[1:]):
-        columns = [replace(one, cells=[replace(cell, best=False) for cell in one.cells]) for one in columns]
+        columns = [replace(column, cells=[replace(cell, best=False) for cell in column.cells]) for column in columns]
     return ReportTable(name, caption, [g.label for g in groups], columns, [g.style for g in groups], note)
 
 
@@ -291,18 +298,18 @@ class Scope:
         return self.accuracy.replace("accuracy", metric)
 
 
-def _mean(name: str, title: str) -> tuple[Scope, Scope]:
+def _mean_scopes(name: str, title: str) -> tuple[Scope, Scope]:
     """The evaluations of a mean of models: on the common test set, and as adapted or deployed by clients."""
-    at_clients = f"{title}, at the clients, mean over clients"
-    return Scope(name, title, f"{name}/accuracy"), Scope(f"{name}_clients", at_clients, f"{name}/accuracy/mean")
+    client_title = f"{title}, at the clients, mean over clients"
+    return Scope(name, title, f"{name}/accuracy"), Scope(f"{name}_clients", client_title, f"{name}/accuracy/mean")
 
 
 SCOPES = (
     Scope("global", "Server model on the common test set", "global/accuracy"),
     Scope("clients", "Deployed models on the clients' own test data, mean over clients", "clients/accuracy/mean"),
-    *_mean("average", "Average of all clients' last models"),
-    *_mean("cohort", "Mean of the models of a round's cohort"),
-    *_mean("server_average", "Exponential average of the server model"),
+    *_mean_scopes("average", "Average of all clients' last models"),
+    *_mean_scopes("cohort", "Mean of the models of a round's cohort"),
+    *_mean_scopes("server_average", "Exponential average of the server model"),
     Scope(
         "validation", "Deployed models on the clients' validation data, mean over clients", "validation/accuracy/mean"
     ),
@@ -313,7 +320,7 @@ SCOPES = (
 )
 
 _LEVEL = re.compile(r"(global|average|cohort|clients)/([^/]+)/accuracy(?:/mean)?")
-_OF_LEVEL = {
+_LEVEL_TITLES = {
     "global": "Server model of level {} on the common test set",
     "clients": "Deployed models of the clients of level {} on their own test data, mean over clients",
     "average": "Average of the last models of the clients of level {}",
@@ -326,7 +333,7 @@ def _levels(groups: Sequence[RunGroup], scope: Scope) -> list[Scope]:
     levels = []
     for key in dict.fromkeys(key for run in all_runs(groups) for key in run.columns):
         if (match := _LEVEL.fullmatch(key)) and match[1] == scope.name:
-            title = _OF_LEVEL[scope.name].format(match[2].replace("_", " "))
+            title = _LEVEL_TITLES[scope.name].format(match[2].replace("_", " "))
             levels.append(Scope(f"{scope.name}_{slug(match[2])}", title, key))
     return levels
 
@@ -334,16 +341,18 @@ def _levels(groups: Sequence[RunGroup], scope: Scope) -> list[Scope]:
 def scopes(groups: Sequence[RunGroup]) -> list[Scope]:
     """The evaluations for which there are data, the most important first.
 
-    The first is that of another model than the server's if any run's summary has it as its headline.
+    An evaluation of another model than the server's comes first if it has the headline of any run's summary.
     """
-    named = {str(run.summary.get("headline", "")) for run in all_runs(groups)}
-    first = next((scope for scope in SCOPES[1:] if named & {scope.key(name) for name in judged_by(groups)}), SCOPES[0])
+    headlines = {str(run.summary.get("headline", "")) for run in all_runs(groups)}
+    first = next(
+        (scope for scope in SCOPES[1:] if headlines & {scope.key(name) for name in primary_metrics(groups)}), SCOPES[0]
+    )
     ordered = sorted(SCOPES, key=lambda scope: scope != first)
-    every = [scope for head in ordered for scope in (head, *_levels(groups, head))]
-    return [scope for scope in every if measured(groups, scope)]
+    all_scopes = [scope for head in ordered for scope in (head, *_levels(groups, head))]
+    return [scope for scope in all_scopes if scope_metrics(groups, scope)]
 
 
-def judged_by(groups: Sequence[RunGroup]) -> list[str]:
+def primary_metrics(groups: Sequence[RunGroup]) -> list[str]:
     """The accuracy, and other metrics by which runs are judged, such as the rmse of regressions."""
     headlines = [str(run.summary.get("headline", "")).split("/") for run in all_runs(groups)]
     return list(
@@ -351,61 +360,62 @@ def judged_by(groups: Sequence[RunGroup]) -> list[str]:
     )
 
 
-def recorded(groups: Sequence[RunGroup]) -> list[str]:
-    """The metrics of records other than losses: those by which runs are judged, then the others that they asked for.
+def recorded_metrics(groups: Sequence[RunGroup]) -> list[str]:
+    """The recorded metrics other than losses: those by which runs are judged, then the others.
 
-    One that is not registered here, since a program defined it, is known by its worst tenth of the clients.
+    A metric that is not registered here, since a program defined it, is recognised by its mean over the worst tenth
+    of the clients.
     """
     keys = dict.fromkeys(key for run in all_runs(groups) for key in run.columns)
-    known = {*names()} | {key.split("/")[1] for key in keys if re.fullmatch(r"clients/[^/]+/worst10", key)}
+    metric_names = {*names()} | {key.split("/")[1] for key in keys if re.fullmatch(r"clients/[^/]+/worst10", key)}
     metrics = [match[1] or match[2] for key in keys if (match := METRIC.fullmatch(key))]
-    every = [*judged_by(groups), *(name for name in metrics if name in known or TOP.fullmatch(name))]
-    return [name for name in dict.fromkeys(every) if name != "cross_entropy"]
+    candidates = [*primary_metrics(groups), *(name for name in metrics if name in metric_names or TOP.fullmatch(name))]
+    return [name for name in dict.fromkeys(candidates) if name != "cross_entropy"]
 
 
-def measured(groups: Sequence[RunGroup], scope: Scope) -> list[tuple[str, str, Form, Direction]]:
+def scope_metrics(groups: Sequence[RunGroup], scope: Scope) -> list[tuple[str, str, Form, Direction]]:
     """Name, key, form and direction of the metrics of an evaluation for which there are data; losses are last."""
-    metrics = [(name, scope.key(name)) for name in recorded(groups)]
+    metrics = [(name, scope.key(name)) for name in recorded_metrics(groups)]
     metrics += [("loss", scope.loss), ("cross entropy", scope.key("cross_entropy"))]
     return [(name, key, form_of(key), direction(key)) for name, key in metrics if has(groups, key)]
 
 
-def per_run(groups: Sequence[RunGroup], figure: Callable[[RunData], float | None]) -> list[SeedStats]:
+def per_run(groups: Sequence[RunGroup], quantity: Callable[[RunData], float | None]) -> list[SeedStats]:
     """The value of ``figure`` for every run, group by group; None for runs that do not count (``groups.counts``)."""
-    counted = counts(groups)
+    has_result = result_filter(groups)
     return [
         SeedStats(
-            [figure(run) if counted(run) else None for run in member.runs],
-            whole=all(counted(run) and run.status is not Status.FAILED for run in member.runs),
+            [quantity(run) if has_result(run) else None for run in member.runs],
+            is_complete=all(has_result(run) and run.status is not Status.FAILED for run in member.runs),
         )
         for member in groups
     ]
 
 
-def rounds_done(run: RunData) -> str:
+def rounds_text(run: RunData) -> str:
     """The number of recorded rounds; of how many, and why no more, if the run is not complete.
 
     A finished run may have stopped early on purpose, so only its own number is shown.
     """
     planned = run.number("rounds")
-    done = str(run.last_round)
+    text = str(run.last_round)
     if planned and not run.ended and run.last_round < planned:
-        done += f" of {planned:.0f}"
-    return done if run.ended or run.status is Status.UNFINISHED else f"{done}, {run.status.value}"
+        text += f" of {planned:.0f}"
+    return text if run.ended or run.status is Status.UNFINISHED else f"{text}, {run.status.value}"
 
 
-def _best(run: RunData, key: str, direction: Direction) -> float | None:
-    """The best value of a round that can be selected: those of a distillation's warm start cannot."""
+def _best_value(run: RunData, key: str, direction: Direction) -> float | None:
+    """The best value of the rounds that can be selected: rounds of a distillation's warm start cannot."""
     values = run.curve(key)
-    kept = ~np.isin(values.x, [row["round"] for row in run.rows if row.get("phase") == "warm"])
-    best = best_round(values.y[kept], values.x[kept], direction)
+    is_selectable = ~np.isin(values.x, [row["round"] for row in run.rows if row.get("phase") == "warm"])
+    best = best_round(values.y[is_selectable], values.x[is_selectable], direction)
     return best[1] if best else None
 
 
-def _smoothed(run: RunData, key: str) -> float | None:
-    values = run.curve(key).known
-    smoothed = final_smoothed(values.y, values.x, EMA) if len(values) >= EVALUATIONS else None
-    return smoothed[1] if smoothed else None
+def _smoothed_value(run: RunData, key: str) -> float | None:
+    values = run.curve(key).without_nan
+    result = final_smoothed(values.y, values.x, EMA) if len(values) >= EVALUATIONS else None
+    return result[1] if result else None
 
 
 FORMATS: dict[Form, Format] = {"percent": as_percent, "number": as_number}
@@ -444,42 +454,49 @@ def final_table(groups: Sequence[RunGroup], scope: Scope) -> ReportTable:
 
     Of metrics by which no run is judged, only the final or selected round is shown.
     """
-    rounds = ["; ".join(dict.fromkeys(rounds_done(run) for run in member.runs)) for member in groups]
+    rounds = ["; ".join(dict.fromkeys(rounds_text(run) for run in member.runs)) for member in groups]
     columns = [words("n", [str(len(member.runs)) for member in groups]), words("rounds", rounds)]
     word = result_word(groups)
-    for name, key, kind, better in measured(groups, scope):
-        form, over = FORMATS[kind], heading(name, kind)
-        figures: dict[str, Callable[[RunData], float | None]] = {word: partial(RunData.result, key=key)}
-        judging, losses = name in judged_by(groups), name in ("loss", "cross entropy")
-        if judging or losses:
-            figures["best round"] = partial(_best, key=key, direction=better)
-        if judging and any(_smoothed(run, key) is not None for run in all_runs(groups)):
-            figures[f"EMA {EMA:g}"] = partial(_smoothed, key=key)
-        columns += [column(title, per_run(groups, f), form, better, over=over) for title, f in figures.items()]
-    if any(run.share_left_out is not None for run in all_runs(groups)):
-        shares = per_run(groups, lambda run: run.share_left_out)
+    for name, key, kind, better in scope_metrics(groups, scope):
+        form, spanner = FORMATS[kind], heading(name, kind)
+        quantities: dict[str, Callable[[RunData], float | None]] = {word: partial(RunData.result, key=key)}
+        is_primary, is_loss = name in primary_metrics(groups), name in ("loss", "cross entropy")
+        if is_primary or is_loss:
+            quantities["best round"] = partial(_best_value, key=key, direction=better)
+        if is_primary and any(_smoothed_value(run, key) is not None for run in all_runs(groups)):
+            quantities[f"EMA {EMA:g}"] = partial(_smoothed_value, key=key)
+        columns += [
+            column(title, per_run(groups, quantity), form, better, spanner=spanner)
+            for title, quantity in quantities.items()
+        ]
+    if any(run.excluded_share is not None for run in all_runs(groups)):
+        shares = per_run(groups, lambda run: run.excluded_share)
         columns.append(column("left out, %", shares, as_percent, spread=False))
     return group_table(groups, f"final_{scope.name}", scope.title, columns, _NOTE.format(result=_RESULT[word]))
 
 
 def final_tables(groups: Sequence[RunGroup]) -> list[ReportTable]:
-    """One table per evaluation, of the groups that have it; one that has none at all is in every table.
+    """One table per evaluation, of the groups that have it; a group that has none at all is in every table.
 
     The training loss of generating methods, an energy or a game's, has no best round.
     """
-    trained = [member for member in groups if not has([member], DOWNSTREAM)]
-    every = scopes(groups)
-    evaluations = [scope for scope in every if scope.loss != "train/loss"]
-    elsewhere = {member.label: any(measured([member], scope) for scope in evaluations) for member in groups}
-    shown = {
+    other_groups = [member for member in groups if not has([member], DOWNSTREAM)]
+    all_scopes = scopes(groups)
+    evaluations = [scope for scope in all_scopes if scope.loss != "train/loss"]
+    has_evaluation = {member.label: any(scope_metrics([member], scope) for scope in evaluations) for member in groups}
+    members_by_scope = {
         scope: [
             member
-            for member in (groups if scope in evaluations else trained)
-            if measured([member], scope) or not elsewhere[member.label]
+            for member in (groups if scope in evaluations else other_groups)
+            if scope_metrics([member], scope) or not has_evaluation[member.label]
         ]
-        for scope in every
+        for scope in all_scopes
     }
-    return [final_table(members, scope) for scope, members in shown.items() if members and measured(members, scope)]
+    return [
+        final_table(members, scope)
+        for scope, members in members_by_scope.items()
+        if members and scope_metrics(members, scope)
+    ]
 
 
 def headline(groups: Sequence[RunGroup]) -> tuple[str, str, Format, Direction] | None:
@@ -492,15 +509,15 @@ def headline(groups: Sequence[RunGroup]) -> tuple[str, str, Format, Direction] |
     for scope in scopes(groups):
         if scope.loss == "train/loss" and has(groups, DOWNSTREAM):
             continue
-        name, key, kind, better = measured(groups, scope)[0]
+        name, key, kind, better = scope_metrics(groups, scope)[0]
         return key, f"{scope.title}: {heading(name, kind)}", FORMATS[kind], better
     return None
 
 
 def client_metric(groups: Sequence[RunGroup]) -> str:
-    """The metric of the tables and figures of clients: that by which groups are compared, if clients have it."""
-    words = (headline(groups) or ("",))[0].split("/")
-    return next((word for word in words if any(word in run.clients for run in all_runs(groups))), "accuracy")
+    """The metric in tables and figures of clients: the one by which groups are compared if clients have it."""
+    parts = (headline(groups) or ("",))[0].split("/")
+    return next((word for word in parts if any(word in run.clients for run in all_runs(groups))), "accuracy")
 
 
 _FAIRNESS = {
@@ -534,37 +551,41 @@ def _fairness(run: RunData, metric: str) -> dict[str, float]:
 
 
 def _weights(run: RunData, values: Curve, better: Direction) -> dict[str, float]:
-    """What the mixing coefficients gave to the clients that are worst in the end, and how far they are from equal."""
+    """The weight that mixing gave to the clients that are worst in the end, and how far coefficients are from equal."""
     if not run.mixing:
         return {}
     t, p = run.mixing["round"], run.mixing["p"]
-    at = np.unique(t)
-    lost = np.nan_to_num(run.curve("failures").at(at))
-    rounds = [(p[t == round], left_out) for round, left_out in zip(at, lost, strict=True)]
-    kl = [divergence_from_uniform(weights, left_out) for weights, left_out in rounds if weights.sum() > 0]
-    trained = values.x < (run.seen or np.inf)
-    sums = np.nan_to_num(total_by_client(run.mixing, "p").at(values.x[trained]))
-    hardest = hardest_weight(values.y[trained], sums, direction=better)
+    round_numbers = np.unique(t)
+    excluded = np.nan_to_num(run.curve("failures").at(round_numbers))
+    rounds = [(p[t == round], count) for round, count in zip(round_numbers, excluded, strict=True)]
+    kl = [divergence_from_uniform(weights, count) for weights, count in rounds if weights.sum() > 0]
+    is_training = values.x < (run.training_clients or np.inf)
+    sums = np.nan_to_num(total_by_client(run.mixing, "p").at(values.x[is_training]))
+    hardest = hardest_weight(values.y[is_training], sums, direction=better)
     return {"hardest": hardest, "kl": float(np.mean(kl)) if kl else float("nan")}
 
 
 def fairness_table(groups: Sequence[RunGroup]) -> ReportTable | None:
     """The distribution over clients of the metric by which runs are judged, in the last evaluated round."""
     metric = client_metric(groups)
-    figures = {run.path: _fairness(run, metric) for run in all_runs(groups)}
-    if not any(figures.values()):
+    statistics = {run.path: _fairness(run, metric) for run in all_runs(groups)}
+    if not any(statistics.values()):
         return None
     percent = form_of(metric) == "percent"
 
     def stats(key: str) -> list[SeedStats]:
-        return per_run(groups, lambda run: figures[run.path].get(key))
+        return per_run(groups, lambda run: statistics[run.path].get(key))
 
     columns = [column("clients", stats("clients"), as_count, spread=False)]
     for key, title in _FAIRNESS.items():
         form = as_percent if percent or key == "gini" else as_number
         columns.append(column(title, stats(key), form, "min" if key in _SPREADS else direction(metric)))
     weights = [(title, stats(key), form) for key, title, form in _WEIGHTS]
-    columns += [column(title, each, form) for title, each, form in weights if any(stat.finite for stat in each)]
+    columns += [
+        column(title, seed_stats, form)
+        for title, seed_stats, form in weights
+        if any(stat.finite for stat in seed_stats)
+    ]
     return group_table(
         groups,
         "fairness",
@@ -599,8 +620,8 @@ def synthetic_table(groups: Sequence[RunGroup]) -> ReportTable | None:
         for title, key, form, better in _SYNTHETIC
         if has(members, key)
     ]
-    if any(len(run.curve(DOWNSTREAM).known) > 1 for run in all_runs(members)):
-        best = per_run(members, partial(_best, key=DOWNSTREAM, direction="max"))
+    if any(len(run.curve(DOWNSTREAM).without_nan) > 1 for run in all_runs(members)):
+        best = per_run(members, partial(_best_value, key=DOWNSTREAM, direction="max"))
         columns.append(column("best accuracy, %", best, as_percent, "max"))
     if not columns:
         return None
