@@ -47,16 +47,16 @@ METHODS = {
 
 
 def experiment(
-    args: argparse.Namespace, splits: Splits, network: str, method: Distiller, known: Path | None, seed: int
+    args: argparse.Namespace, splits: Splits, network: str, method: Distiller, teacher_run: Path | None, seed: int
 ) -> DistillExperiment:
-    """The training of one network: a student of a ``known`` teacher, or the teacher itself."""
+    """The training of one network: a student of the teacher in ``teacher_run``, or the teacher itself."""
     shape = {"classes": splits.train.classes, "inputs": splits.train.x.shape[1:]}
     return DistillExperiment(
         method,
         splits,
         partial(models.make, network, norm="batch", **shape),
-        known,
-        epochs=passes(args, known is None),
+        teacher_run,
+        epochs=passes(args, teacher_run is None),
         training=SGDConfig(batch_size=args.batch_size, lr=0.1, clip=10.0, precision=args.precision),
         augment=("crop", "flip"),
         every=args.every,
@@ -76,12 +76,12 @@ def home(args: argparse.Namespace, data: str, teacher: bool = False) -> Path:
     return args.runs / f"{data}-{args.samples or 'all'}-{passes(args, teacher)}-{args.precision}"
 
 
-def trained(out: Path, made: DistillExperiment, label: str) -> dict[str, Any]:
+def train(out: Path, trial: DistillExperiment, label: str) -> dict[str, Any]:
     """The results of a run, which is started or continued in its directory."""
     if not RunDirectory(out).status.ended:
-        seen = LineProgress(make_console())
-        seen.label = label
-        distill.run(made, out, resume=True, callbacks=[seen])
+        progress = LineProgress(make_console())
+        progress.label = label
+        distill.run(trial, out, resume=True, callbacks=[progress])
     about = RunDirectory(out).summary()
     guide = about.get("guide") or {}
     return {
@@ -103,24 +103,29 @@ def markdown(results: dict[str, Any]) -> str:
         "paired by seed (95 % interval). *g*: the guide's mean where the student is right and where it is wrong.",
         "",
     ]
-    for data, found in results["runs"].items():
-        teacher = found["teacher"]
+    for data, data_runs in results["runs"].items():
+        teacher = data_runs["teacher"]
         text += [f"## {data}", ""]
         text += [f"The teacher, {teacher['network']}: {100 * teacher['accuracy']:.1f} %, {teacher['parameters']:,}"]
         text += [f"parameters, {teacher['passes']} passes.", ""]
-        for student in (name for name in STUDENTS if name in found):
-            mine = {name: found[student][name] for name in METHODS if name in found[student]}
-            of = {name: {seed: run["accuracy"] for seed, run in runs.items()} for name, runs in mine.items()}
+        for student in (name for name in STUDENTS if name in data_runs):
+            by_method = {name: data_runs[student][name] for name in METHODS if name in data_runs[student]}
+            accuracies = {
+                name: {seed: run["accuracy"] for seed, run in runs.items()} for name, runs in by_method.items()
+            }
             rows = []
-            for name, runs in mine.items():
+            for name, runs in by_method.items():
                 g = [[run[key] for run in runs.values() if run[key] is not None] for key in ("right", "wrong")]
-                gains = [gained(of[name], of.get(base, {}), 100) if name != base else "-" for base in ("CE", "KD")]
+                gains = [
+                    gained(accuracies[name], accuracies.get(base, {}), 100) if name != base else "-"
+                    for base in ("CE", "KD")
+                ]
                 guide = " : ".join(mean_error(values, 1, 2) for values in g) if g[0] else "-"
                 on_test = mean_error([run["best_on_test"] for run in runs.values()], 100)
-                rows.append([name, mean_error(of[name].values(), 100), *gains, on_test, guide, str(len(runs))])
+                rows.append([name, mean_error(accuracies[name].values(), 100), *gains, on_test, guide, str(len(runs))])
             header = ["method", "accuracy", "over CE", "over KD", "chosen on test", "g, right : wrong", "seeds"]
-            some = next(iter(mine["CE" if "CE" in mine else next(iter(mine))].values()))
-            text += [f"### {student}, {some['parameters']:,} parameters, {some['passes']} passes", ""]
+            example = next(iter(by_method["CE" if "CE" in by_method else next(iter(by_method))].values()))
+            text += [f"### {student}, {example['parameters']:,} parameters, {example['passes']} passes", ""]
             text += [table(header, rows), ""]
     return "\n".join([*text, f"`{results['command']}`. {results['machine']}", *notes(results)])
 
@@ -145,16 +150,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results = {"command": "", "machine": "", "notes": [], "runs": {}} | read(path)
     for data in () if args.table else args.data:
         splits = Splits.of(data, samples=args.samples)
-        known = home(args, data, teacher=True) / args.teacher
-        taught = trained(known, experiment(args, splits, args.teacher, ce(), None, 0), f"{data}: {args.teacher}")
-        found = results["runs"].setdefault(data, {})
-        found["teacher"] = {"network": args.teacher, **taught}
+        teacher_run = home(args, data, teacher=True) / args.teacher
+        teacher = train(teacher_run, experiment(args, splits, args.teacher, ce(), None, 0), f"{data}: {args.teacher}")
+        data_runs = results["runs"].setdefault(data, {})
+        data_runs["teacher"] = {"network": args.teacher, **teacher}
         for seed, student, name in ((s, n, m) for s in args.seeds for n in args.students for m in args.only):
             label = f"{data}, seed {seed}: {student}, {name}"
-            made = experiment(args, splits, student, METHODS[name], known, seed)
+            trial = experiment(args, splits, student, METHODS[name], teacher_run, seed)
             short = name.lower().replace(", eq. (6.5)", "").replace(",", "").replace(" ", "_")
             where = home(args, data) / f"{student}-{short}-{seed}"
-            found.setdefault(student, {}).setdefault(name, {})[str(seed)] = trained(where, made, label)
+            data_runs.setdefault(student, {}).setdefault(name, {})[str(seed)] = train(where, trial, label)
             results["command"] = " ".join(["python recipes/distill/convolutional.py", *words])
             results["machine"] = machine()
             write(path, results)

@@ -38,7 +38,7 @@ from fedloom.experiment.federated import run
 from fedloom.models import models
 
 RESULTS = Path(__file__).parent / "results"
-SAMPLES, KNOWN, TESTED, CLIENTS, COHORT, CONCENTRATION = 4000, 20000, 2000, 20, 5, 0.3
+SAMPLES, TEACHER_SAMPLES, TEST_SAMPLES, CLIENTS, COHORT, CONCENTRATION = 4000, 20000, 2000, 20, 5, 0.3
 INPUTS = {"classes": 10, "inputs": (1, 28, 28)}
 STUDENT, TEACHER = partial(models.make, "mlp", hidden=(16,), **INPUTS), partial(models.make, "fedssa_cnn", **INPUTS)
 CASES: dict[str, Method] = {
@@ -52,13 +52,15 @@ COLOURS = dict(zip(CASES, ("#444444", "#d9902f", "#0b6e99"), strict=True))
 def data(seed: int) -> tuple[Federation, Federation]:
     """The first images of Fashion-MNIST, split by class, and those after them, on which the teacher is trained."""
     images = sources.make("fashion_mnist")
-    test = images.test.take(torch.arange(TESTED))
-    mine, others = (
+    test = images.test.take(torch.arange(TEST_SAMPLES))
+    private_images, public_images = (
         replace(images, train=images.train.take(torch.arange(first, first + count)), test=test)
-        for first, count in ((0, SAMPLES), (SAMPLES, KNOWN))
+        for first, count in ((0, SAMPLES), (SAMPLES, TEACHER_SAMPLES))
     )
-    dealt = federate(mine, partitions.make("dirichlet", alpha=CONCENTRATION), CLIENTS, seed, held_out=0.0)
-    return dealt, federate(others, "iid", 1, seed, held_out=0.0)
+    federation = federate(
+        private_images, partitions.make("dirichlet", alpha=CONCENTRATION), CLIENTS, seed, held_out=0.0
+    )
+    return federation, federate(public_images, "iid", 1, seed, held_out=0.0)
 
 
 def teacher(federation: Federation, seed: int, epochs: int) -> Experiment:
@@ -70,22 +72,22 @@ def teacher(federation: Federation, seed: int, epochs: int) -> Experiment:
     )  # fmt: skip
 
 
-def experiment(method: Method, federation: Federation, known: Path, seed: int, rounds: int) -> Experiment:
+def experiment(method: Method, federation: Federation, teacher_run: Path, seed: int, rounds: int) -> Experiment:
     """One run of the table."""
     local = Local(epochs=1, batch_size=50, lr=0.1, lr_decay=0.998, weight_decay=5e-4, clip=10)
     return Experiment(
         method, federation, STUDENT, rounds=rounds, cohort=COHORT, local=local, seed=seed,
-        teacher=known if method.needs("teacher") else None, evaluation=Evaluation(what=("global",), every=2),
+        teacher=teacher_run if method.needs("teacher") else None, evaluation=Evaluation(what=("global",), every=2),
     )  # fmt: skip
 
 
 def curve(path: Path) -> dict[str, Any]:
     """The server model's curve in a run directory."""
     history = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    measured = [record for record in history if "global/accuracy" in record]
+    evaluations = [record for record in history if "global/accuracy" in record]
     return {
-        "rounds": [record["round"] for record in measured],
-        "accuracy": [round(record["global/accuracy"], 4) for record in measured],
+        "rounds": [record["round"] for record in evaluations],
+        "accuracy": [round(record["global/accuracy"], 4) for record in evaluations],
         "seconds": round(sum(record["seconds"] for record in history), 1),
         "left_out": reporting.excluded_share(history),
         "up": round(history[0]["comm/up_params"] / COHORT),
@@ -130,18 +132,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--epochs", type=int, default=12, help="of the teachers' training")
     args = parser.parse_args(arguments)
-    stored = args.out / "federated.json"
-    results = {"command": "python recipes/distill/federated.py", "notes": [], "runs": {}} | reporting.read(stored)
+    path = args.out / "federated.json"
+    results = {"command": "python recipes/distill/federated.py", "notes": [], "runs": {}} | reporting.read(path)
     for seed in () if args.table else args.seeds:
-        (federation, public), known = data(seed), args.runs / f"teacher_{seed}"
-        run(teacher(public, seed, args.epochs), known, resume=known.exists())
-        results["runs"].setdefault("teacher", {})[str(seed)] = curve(known)
+        (federation, public), teacher_run = data(seed), args.runs / f"teacher_{seed}"
+        run(teacher(public, seed, args.epochs), teacher_run, resume=teacher_run.exists())
+        results["runs"].setdefault("teacher", {})[str(seed)] = curve(teacher_run)
         for name, method in CASES.items():
             where = args.runs / f"{name.replace(' ', '_')}_{seed}"
-            run(experiment(method, federation, known, seed, args.rounds), where, resume=where.exists())
+            run(experiment(method, federation, teacher_run, seed, args.rounds), where, resume=where.exists())
             results["runs"].setdefault(name, {})[str(seed)] = curve(where)
-            reporting.write(stored, results | {"machine": reporting.machine()})
-    results = reporting.read(stored)
+            reporting.write(path, results | {"machine": reporting.machine()})
+    results = reporting.read(path)
     reporting.write(args.out / "federated.md", table(results))
     picture(results, args.out / "federated.png")
     return reporting.exit_code(results)

@@ -6,7 +6,7 @@
 The teacher is McMahan's CNN (1 663 370 parameters, 12.3 million multiply-accumulates), trained on 4500 images with
 crop and flip. The student is a perceptron with 20 hidden units (15 910 parameters): 105 times fewer parameters, 773
 times fewer multiply-accumulates. 500 more images serve to choose the reported epoch; test accuracy is
-that on all 10 000 test images. The split and the teacher are the same for all seeds, which decide the student's
+measured on all 10 000 test images. The split and the teacher are the same for all seeds, which decide the student's
 initialisation and mini-batches.
 
 Two protocols stand side by side. *Equal passes*: every student goes 24 times over the data, six of them, for all but
@@ -103,7 +103,9 @@ def teacher(splits: Splits, epochs: int) -> DistillExperiment:
     )
 
 
-def student(case: Case, splits: Splits, known: Path, seed: int, start: Path | None, short: bool) -> DistillExperiment:
+def student(
+    case: Case, splits: Splits, teacher_run: Path, seed: int, start: Path | None, short: bool
+) -> DistillExperiment:
     """One student's training; ``short`` ones are for tests."""
     settings = case.settings
     if short:
@@ -112,7 +114,7 @@ def student(case: Case, splits: Splits, known: Path, seed: int, start: Path | No
         case.method,
         splits,
         make(STUDENT),
-        known,
+        teacher_run,
         start=start,
         training=SGDConfig(batch_size=100, lr=0.1, clip=10.0),
         cache="disk",
@@ -129,7 +131,7 @@ def place(runs: Path, name: str, seed: int) -> Path:
 
 def collect(runs: Path, seeds: Sequence[int], stored: dict[str, Any]) -> dict[str, Any]:
     """The results of finished runs, merged into the stored ones."""
-    found = {"command": "python recipes/distill/students.py", "notes": [], "runs": {}} | stored
+    results = {"command": "python recipes/distill/students.py", "notes": [], "runs": {}} | stored
     for name in CASES:
         for seed in seeds:
             directory = RunDirectory(place(runs, name, seed))
@@ -139,7 +141,7 @@ def collect(runs: Path, seeds: Sequence[int], stored: dict[str, Any]) -> dict[st
             curve = [(r["passes"], rounded(r["global/accuracy"])) for r in directory.metrics()
                      if "global/accuracy" in r]  # fmt: skip
             last = directory.metrics()[-1]
-            found["runs"].setdefault(name, {})[str(seed)] = {
+            results["runs"].setdefault(name, {})[str(seed)] = {
                 "accuracy": rounded(about["selected"]["accuracy"]),
                 "best_on_test": rounded(about["as_published"]["accuracy"]),
                 "passes": about["passes"],
@@ -150,9 +152,9 @@ def collect(runs: Path, seeds: Sequence[int], stored: dict[str, Any]) -> dict[st
                 "curve": curve,
             }
             sizes = {"student": about["student"], "ratio": about["ratio"]}
-            found.setdefault("sizes", {})[CASES[name].method.name] = sizes
-            found["teacher"] = about["teacher"]
-    return found
+            results.setdefault("sizes", {})[CASES[name].method.name] = sizes
+            results["teacher"] = about["teacher"]
+    return results
 
 
 def column(results: dict[str, Any], name: str, key: str) -> dict[str, float]:
@@ -181,17 +183,18 @@ def markdown(results: dict[str, Any]) -> str:
         rows = []
         for name in METHODS:
             case = f"{protocol}/{name}"
-            mine = column(results, case, key)
-            if not mine:
+            accuracies = column(results, case, key)
+            if not accuracies:
                 continue
             other = column(results, case, "best_on_test" if key == "accuracy" else "accuracy")
             size = results["sizes"][CASES[case].method.name]
-            one = next(iter(results["runs"][case].values()))
+            run = next(iter(results["runs"][case].values()))
             rows.append([
-                name, mean_error(mine.values(), 100, 2), gained(mine, column(results, f"{protocol}/CE", key), 100, 2),
-                gained(mine, column(results, f"{protocol}/KD", key), 100, 2), mean_error(other.values(), 100, 2),
-                str(len(mine)),
-                f"{one['passes']}" + (f" + {one['forwards']} forward" if one["forwards"] else ""),
+                name, mean_error(accuracies.values(), 100, 2),
+                gained(accuracies, column(results, f"{protocol}/CE", key), 100, 2),
+                gained(accuracies, column(results, f"{protocol}/KD", key), 100, 2), mean_error(other.values(), 100, 2),
+                str(len(accuracies)),
+                f"{run['passes']}" + (f" + {run['forwards']} forward" if run["forwards"] else ""),
                 f"{size['ratio']['macs']:g}x / {size['ratio']['parameters']:g}x",
                 str(round(np.mean(list(column(results, case, "seconds").values())))),
             ])  # fmt: skip
@@ -200,13 +203,13 @@ def markdown(results: dict[str, Any]) -> str:
         header = ["method", "test accuracy, %", "over CE", "over KD", other, "seeds", "student passes",
                   "smaller (MACs / parameters)", "seconds"]  # fmt: skip
         text += [table(header, rows), ""]
-    text += helped(results)
+    text += guide_table(results)
     text += ["Mean ± standard error over seeds; gains are paired by seed (95 % interval).", ""]
     text += [f"`{results['command']}`. {results.get('machine', '')}"]
     return "\n".join(text + notes(results))
 
 
-def helped(results: dict[str, Any]) -> list[str]:
+def guide_table(results: dict[str, Any]) -> list[str]:
     """Which samples the guides help in their last round, mean over seeds."""
     rows = []
     for name, case in CASES.items():
@@ -221,13 +224,13 @@ def helped(results: dict[str, Any]) -> list[str]:
 def picture(results: dict[str, Any], path: Path) -> None:
     """Gains over cross entropy under both protocols, one point per seed."""
     figure, axes = subplots(1, 2, figsize=(9, 3.6), sharey=True)
-    shown = (("equal passes", "accuracy"), ("as published", "best_on_test"))
-    for axis, (protocol, key) in zip(axes, shown, strict=True):
+    panels = (("equal passes", "accuracy"), ("as published", "best_on_test"))
+    for axis, (protocol, key) in zip(axes, panels, strict=True):
         base = column(results, f"{protocol}/CE", key)
         names = [name for name in METHODS if name != "CE" and f"{protocol}/{name}" in results["runs"]]
         for at, name in enumerate(names):
-            mine = column(results, f"{protocol}/{name}", key)
-            gains = [100 * (mine[seed] - base[seed]) for seed in mine if seed in base]
+            accuracies = column(results, f"{protocol}/{name}", key)
+            gains = [100 * (accuracies[seed] - base[seed]) for seed in accuracies if seed in base]
             axis.plot([at] * len(gains), gains, "o", color="#0b6e99", alpha=0.5, markersize=5)
             axis.plot([at - 0.25, at + 0.25], [np.mean(gains)] * 2, color="#c1272d", linewidth=2)
         axis.axhline(0, color="#888888", linewidth=1)
@@ -256,19 +259,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.table:
         report(args.runs, args.out, args.seeds, {})
         return 0
-    splits, known = data(args.samples), args.runs / "teacher"
-    seen = LineProgress(make_console())
-    seen.label = "teacher"
-    distill.run(teacher(splits, args.epochs), known, resume=True, callbacks=[seen])
+    splits, teacher_run = data(args.samples), args.runs / "teacher"
+    progress = LineProgress(make_console())
+    progress.label = "teacher"
+    distill.run(teacher(splits, args.epochs), teacher_run, resume=True, callbacks=[progress])
     for name, seed in ((name, seed) for seed in args.seeds for name in args.only):
         case, where = CASES[name], place(args.runs, name, seed)
         if RunDirectory(where).status.ended:
             continue
         start = place(args.runs, "as published/CE", seed) if not case.equal and case.method.warm else None
         if start is not None and not RunDirectory(start).status.ended:
-            distill.run(student(CASES["as published/CE"], splits, known, seed, None, args.short), start, resume=True)
+            distill.run(
+                student(CASES["as published/CE"], splits, teacher_run, seed, None, args.short), start, resume=True
+            )
         distill.run(
-            student(case, splits, known, seed, start, args.short), where, resume=True, cache=args.runs / "answers"
+            student(case, splits, teacher_run, seed, start, args.short), where, resume=True, cache=args.runs / "answers"
         )
         report(args.runs, args.out, args.seeds, {"machine": machine()})
         print(f"{name}, seed {seed}: {json.dumps(RunDirectory(where).summary()['selected'])}", flush=True)

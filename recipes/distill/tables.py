@@ -12,8 +12,8 @@ passes of guide and student in a round of DiSK, the budget the error of the warm
 AutoAugment and cutout of 16 for all networks, which have batch normalisation. Teachers are trained by cross entropy in
 the same way. alpha is .1 for KD and DiSK; the thesis reports the best of 0, .1, .5, .9 and 1 (--alpha).
 
-``--budget passes`` gives every student the same number of passes instead. The column of an accuracy is that of the
-epoch chosen on a tenth of the training images; with ``--as-published`` it is the best on the test images.
+``--budget passes`` gives every student the same number of passes instead. Accuracies are
+those of the epoch chosen on a tenth of the training images; with ``--as-published``, the best on the test images.
 
 Table A.13 asks for ImageNet and for networks of timm with its weights (the package timm). Images are read by
 mini-batch, from an npz file, or from a folder with x_train.npy (uint8 [N, 224, 224, 3]) and so on, which stays on disk.
@@ -132,7 +132,7 @@ PAGES = {
 
 def method(name: str, alpha: float) -> Distiller:
     """The composition of a column."""
-    made = {
+    compositions = {
         "CE": ce(),
         "KD": kd(alpha),
         "DiSK": disk(alpha, guide_lr=0.1),
@@ -140,7 +140,7 @@ def method(name: str, alpha: float) -> Distiller:
         "SemCKD": semckd(),
         "SimKD": simkd(),
     }
-    return (made | {"SimKD + DiSK": simkd_disk(guide_lr=0.1)})[name]
+    return (compositions | {"SimKD + DiSK": simkd_disk(guide_lr=0.1)})[name]
 
 
 def network(name: str, splits: Splits) -> Any:
@@ -152,51 +152,51 @@ def network(name: str, splits: Splits) -> Any:
 
 
 def experiment(args: argparse.Namespace, column: str, names: tuple[str, str], splits: Splits, start: Path | None,
-               known: Path | None) -> DistillExperiment:  # fmt: skip
+               teacher_run: Path | None) -> DistillExperiment:  # fmt: skip
     """The run of one cell; ``names`` are the teacher's and the student's."""
-    chosen = method(column, args.alpha)
+    distiller = method(column, args.alpha)
     return DistillExperiment(
-        chosen,
+        distiller,
         splits,
         network(names[1], splits),
-        known if chosen.needs_teacher else None,
+        teacher_run if distiller.needs_teacher else None,
         epochs=args.epochs,
         budget=args.budget,
-        start=start if chosen.warm else None,
+        start=start if distiller.warm else None,
         training=SGDConfig(batch_size=args.batch_size, lr=0.1),
         augment=AUGMENT.get(args.data, ("crop", "flip")),
         every=args.every,
         seed=args.seed,
         device=args.device,
-        config={"command": "distill", "method": {"name": chosen.name}, "model": NETWORKS[names[1]]},
+        config={"command": "distill", "method": {"name": distiller.name}, "model": NETWORKS[names[1]]},
     )
 
 
-def trained(out: Path, made: DistillExperiment, label: str) -> Path:
+def train(out: Path, trial: DistillExperiment, label: str) -> Path:
     """The run directory, in which the run is started or continued."""
     if not RunDirectory(out).status.ended:
         with make_progress(make_console()) as progress:
             progress.label = label
-            distill.run(made, out, resume=True, callbacks=[progress])
+            distill.run(trial, out, resume=True, callbacks=[progress])
     return out
 
 
 def cells(args: argparse.Namespace, page: Page, splits: Splits, pair: tuple[str, str], runs: Path) -> dict[str, float]:
     """The accuracies of a row; rows share networks and warm starts."""
     teacher, student = pair
-    known = trained(runs / f"ce-{teacher}", experiment(args, "CE", (teacher, teacher), splits, None, None), teacher)
-    found = {"Teacher": accuracy(known, args.as_published)}
-    first = trained(runs / f"ce-{student}", experiment(args, "CE", pair, splits, None, None), student)
+    teacher_run = train(runs / f"ce-{teacher}", experiment(args, "CE", (teacher, teacher), splits, None, None), teacher)
+    accuracies = {"Teacher": accuracy(teacher_run, args.as_published)}
+    first = train(runs / f"ce-{student}", experiment(args, "CE", pair, splits, None, None), student)
     for column in page.columns:
         if column == "CE":
-            found[column] = accuracy(first, args.as_published)
+            accuracies[column] = accuracy(first, args.as_published)
             continue
         start = first if args.budget == "published" else None
         label = f"{teacher} > {student}: {column}"
         where = runs / f"{column.lower().replace(' + ', '_')}-{teacher}-{student}"
-        made = experiment(args, column, pair, splits, start, known)
-        found[column] = accuracy(trained(where, made, label), args.as_published)
-    return found
+        trial = experiment(args, column, pair, splits, start, teacher_run)
+        accuracies[column] = accuracy(train(where, trial, label), args.as_published)
+    return accuracies
 
 
 def accuracy(out: Path, as_published: bool) -> float:
@@ -211,22 +211,22 @@ def markdown(page: Page, title: str, results: dict[str, Any]) -> str:
         header = ["teacher", "student", "Teacher", *page.columns, *(f"{a} over {b}" for a, b in page.gains)]
         rows = []
         for pair in page.pairs:
-            mine = results["rows"].get(data, {}).get(" > ".join(pair), {})
-            theirs = dict(zip(("Teacher", *page.columns), page.published[data][pair], strict=False))
-            shown = [cell(mine.get(column), theirs.get(column)) for column in ("Teacher", *page.columns)]
+            figures = results["rows"].get(data, {}).get(" > ".join(pair), {})
+            paper = dict(zip(("Teacher", *page.columns), page.published[data][pair], strict=False))
+            row = [cell(figures.get(column), paper.get(column)) for column in ("Teacher", *page.columns)]
             for a, b in page.gains:
-                ours = None if a not in mine or b not in mine else mine[a] - mine[b]
-                there, base = theirs.get(a), theirs.get(b)
-                shown.append(cell(ours, None if there is None or base is None else there - base))
-            rows.append([*pair, *shown])
+                gain = None if a not in figures or b not in figures else figures[a] - figures[b]
+                paper_a, paper_b = paper.get(a), paper.get(b)
+                row.append(cell(gain, None if paper_a is None or paper_b is None else paper_a - paper_b))
+            rows.append([*pair, *row])
         text += [f"## {data}", "", table(header, rows), ""]
     about = results.get("settings")
     return "\n".join([*text, f"`{results['command']}`", "", f"{about or 'Nothing was run yet.'}", *notes(results)])
 
 
-def cell(ours: float | None, published: float | None) -> str:
+def cell(value: float | None, published: float | None) -> str:
     """Our figure and the published one."""
-    return f"{'–' if ours is None else f'{100 * ours:.2f}'} ({'–' if published is None else f'{published:.2f}'})"
+    return f"{'–' if value is None else f'{100 * value:.2f}'} ({'–' if published is None else f'{published:.2f}'})"
 
 
 @reports_errors
@@ -252,13 +252,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--write", action="store_true", help="only write the table again")
     args = parser.parse_args(arguments)
-    page, stored = PAGES[args.table], args.out / f"table_{args.table.replace('.', '_').lower()}.json"
+    page, path = PAGES[args.table], args.out / f"table_{args.table.replace('.', '_').lower()}.json"
     results: dict[str, Any] = {
         "rows": {},
         "notes": [],
         "command": f"python recipes/distill/tables.py --table {args.table}",
     }
-    results |= read(stored)
+    results |= read(path)
     args.data = args.data or page.data[0]
     if not args.write:
         settings = {"path": str(args.imagenet)} if args.data == "npz" else {}
@@ -269,13 +269,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if args.only is None or " > ".join(pair) in args.only:
                 row = {k: rounded(v) for k, v in cells(args, page, splits, pair, runs).items()}
                 results["rows"].setdefault(args.data, {})[" > ".join(pair)] = row
-                chosen = "test" if args.as_published else "validation"
+                choice = "test" if args.as_published else "validation"
                 results["settings"] = (
                     f"budget={args.budget}, {args.epochs} epochs, alpha {args.alpha}, seed {args.seed}, "
-                    f"{len(splits.train)} training images, epoch chosen on {chosen} images; {machine()}"
+                    f"{len(splits.train)} training images, epoch chosen on {choice} images; {machine()}"
                 )
-                write(stored, results)
-    write(stored.with_suffix(".md"), markdown(page, args.table, results))
+                write(path, results)
+    write(path.with_suffix(".md"), markdown(page, args.table, results))
     return 0
 
 

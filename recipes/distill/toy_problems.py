@@ -72,7 +72,7 @@ def _line(kappa: float, scale: float, seed: int, samples: int) -> Toy:
     def teacher(p: Tensor, x: Tensor) -> Tensor:
         return scores(features(p, x).sum(-1))
 
-    best = _taught(source.train, teacher, _ordered, _sorted(4)(rng.stream(seed, "teacher intervals"), 32))
+    best = _train_teacher(source.train, teacher, _ordered, _sorted(4)(rng.stream(seed, "teacher intervals"), 32))
 
     def which(p: Tensor) -> Tensor:
         ends = p.new_tensor(list(MINIMA.values()))
@@ -80,10 +80,10 @@ def _line(kappa: float, scale: float, seed: int, samples: int) -> Toy:
         near, number = far.min(1)
         return torch.where(near < 0.8, number, len(MINIMA))
 
-    said = teacher(best, source.test.x).argmax(-1) == source.test.y
+    correct = teacher(best, source.test.x).argmax(-1) == source.test.y
     return Toy(
         "intervals", source.train, source.test, student, _sorted(2), _ordered, teacher(best, source.train.x),
-        features(best, source.train.x), said.float().mean().item(), tuple(MINIMA), which,
+        features(best, source.train.x), correct.float().mean().item(), tuple(MINIMA), which,
     )  # fmt: skip
 
 
@@ -97,7 +97,9 @@ def _ordered(p: Tensor) -> Tensor:
     return torch.cummax(p.clamp(0, END), 0).values
 
 
-def _taught(train: Arrays, model: Student, keep: Callable[[Tensor], Tensor], p: Tensor, steps: int = 600) -> Tensor:
+def _train_teacher(
+    train: Arrays, model: Student, keep: Callable[[Tensor], Tensor], p: Tensor, steps: int = 600
+) -> Tensor:
     """The best of several starts [S, P] by training loss under cross entropy; lr .1, momentum .9, weight decay .01."""
 
     def loss(p: Tensor) -> Tensor:
@@ -140,17 +142,17 @@ def gaussians(seed: int = 0, samples: int = 1000, test_samples: int = 1000) -> T
         return _perceptron(p, WIDTHS["teacher"], x, at)[0]
 
     first = _neurons("teacher")(rng.stream(seed, "teacher six gaussians"), 4)
-    best = _taught(source.train, teacher, lambda p: p, first, steps=200)
+    best = _train_teacher(source.train, teacher, lambda p: p, first, steps=200)
     logits, hidden = _perceptron(best, WIDTHS["teacher"], x, x)
     hidden = (hidden - hidden.mean(0)) / (hidden.std(0) + 1e-6)
-    said = teacher(best, source.test.x).argmax(-1) == source.test.y
+    correct = teacher(best, source.test.x).argmax(-1) == source.test.y
 
     def which(p: Tensor) -> Tensor:
         return (_accuracy(student, p, source.test)[:, None] - p.new_tensor(list(LEVELS.values()))).abs().argmin(1)
 
     return Toy(
         "six gaussians", source.train, source.test, student, _neurons("student"), lambda p: p, logits, hidden,
-        said.float().mean().item(), tuple(LEVELS), which,
+        correct.float().mean().item(), tuple(LEVELS), which,
     )  # fmt: skip
 
 

@@ -54,51 +54,51 @@ COLOURS = {"cross entropy": "#444444", "KD": "#d9902f", "DiSK": "#0b6e99"}
 CLASSES = ("#c1272d", "#3a9a4e", "#2b62b5")  # red, green, blue
 
 
-def choose(toy: Toy, scanned: Sequence[Course], rounds: int, starts: int) -> Course:
+def choose(toy: Toy, courses: Sequence[Course], rounds: int, starts: int) -> Course:
     """The course with the most accurate students; of equals, the first."""
-    if len(scanned) == 1:
-        return scanned[0]
-    runs = (train(toy, shorter(course, rounds), starts, seed=0) for course in scanned)
-    return scanned[int(np.argmax([round(toy.accuracy(found.parameters).mean().item(), 4) for found in runs]))]
+    if len(courses) == 1:
+        return courses[0]
+    runs = (train(toy, shorter(course, rounds), starts, seed=0) for course in courses)
+    return courses[int(np.argmax([round(toy.accuracy(run.parameters).mean().item(), 4) for run in runs]))]
 
 
-def cell(toy: Toy, found: ToyRuns) -> dict[str, Any]:
+def cell(toy: Toy, runs: ToyRuns) -> dict[str, Any]:
     """The stored results of a method's runs."""
     return {
-        "counts": counts(toy, found.parameters),
-        "accuracy": round(toy.accuracy(found.parameters).mean().item(), 4),
+        "counts": counts(toy, runs.parameters),
+        "accuracy": round(toy.accuracy(runs.parameters).mean().item(), 4),
     }
 
 
 def table(results: dict[str, Any]) -> str:
     """The counts beside the published ones."""
     text = ["# Table 6.1: the minima at which students end", ""]
-    for problem, kept in results["toys"].items():
-        names = list(next(iter(kept["methods"]["DiSK"].values()))["counts"])
+    for problem, record in results["toys"].items():
+        names = list(next(iter(record["methods"]["DiSK"].values()))["counts"])
         cells = [PROBLEMS[problem][0], *names, "test accuracy, %", *(f"{n}, paper" for n in names if n != "none")]
         rows = []
-        for method, draws in kept["methods"].items():
-            found = [mean_error([one["counts"][name] for one in draws.values()]) for name in names]
-            accuracy = mean_error([one["accuracy"] for one in draws.values()], 100)
+        for method, draws in record["methods"].items():
+            means = [mean_error([cell["counts"][name] for cell in draws.values()]) for name in names]
+            accuracy = mean_error([cell["accuracy"] for cell in draws.values()], 100)
             paper = PUBLISHED[problem].get(method, ["-"] * (len(names) - 1))
-            rows.append([method, *found, accuracy, *map(str, paper)])
-        taught = ", ".join(f"{100 * accuracy:.1f}" for accuracy in kept["teacher"].values())
+            rows.append([method, *means, accuracy, *map(str, paper)])
+        teacher = ", ".join(f"{100 * accuracy:.1f}" for accuracy in record["teacher"].values())
         text += [reporting.table(cells, rows), ""]
-        text += [f"{results['starts']} starts in each of {len(kept['teacher'])} draws of the data: mean ± standard "
-                 f"error over draws. The teacher has {taught} %. {kept['minima']}", ""]  # fmt: skip
+        text += [f"{results['starts']} starts in each of {len(record['teacher'])} draws of the data: mean ± standard "
+                 f"error over draws. The teacher has {teacher} %. {record['minima']}", ""]  # fmt: skip
     text += ["## Settings", "", SETTINGS, ""]
     for problem, courses in results["courses"].items():
-        for method, chosen in courses.items():
-            said = ", ".join(f"{key} {value}" for key, value in chosen.items() if key != "guide")
-            text += [f"- {PROBLEMS[problem][0]}, {method}: {said or 'nothing to choose'}"]
+        for method, settings in courses.items():
+            words = ", ".join(f"{key} {value}" for key, value in settings.items() if key != "guide")
+            text += [f"- {PROBLEMS[problem][0]}, {method}: {words or 'nothing to choose'}"]
     text += ["", f"`{results['command']}`. {results['machine']}."]
     return "\n".join(text + reporting.notes(results))
 
 
-def chosen_settings(course: Course) -> dict[str, Any]:
+def changed_settings(course: Course) -> dict[str, Any]:
     """The settings of a course that differ from their defaults."""
-    plain = asdict(Course())
-    return {key: value for key, value in asdict(course).items() if value != plain[key]}
+    defaults = asdict(Course())
+    return {key: value for key, value in asdict(course).items() if value != defaults[key]}
 
 
 def surface(toy: Toy, course: Course, g: Tensor, points: Tensor) -> np.ndarray:
@@ -107,10 +107,10 @@ def surface(toy: Toy, course: Course, g: Tensor, points: Tensor) -> np.ndarray:
     return torch.cat(slow).numpy()
 
 
-def typical(toy: Toy, found: ToyRuns) -> Tensor:
+def typical_guide(toy: Toy, runs: ToyRuns) -> Tensor:
     """The mean guide of the students at the most frequent minimum, [N]."""
-    where = toy.which(found.parameters)
-    return found.guides[where == where.bincount().argmax()].mean(0)
+    where = toy.which(runs.parameters)
+    return runs.guides[where == where.bincount().argmax()].mean(0)
 
 
 def panel(axis: Any, across: np.ndarray, up: np.ndarray, z: np.ndarray) -> None:
@@ -120,7 +120,7 @@ def panel(axis: Any, across: np.ndarray, up: np.ndarray, z: np.ndarray) -> None:
     axis.contour(across, up, z, levels=levels[::2], colors="white", linewidths=0.4)
 
 
-def figure_6_1(toy: Toy, courses: dict[str, Course], found: dict[str, ToyRuns], path: Path, steps: int = 61) -> None:
+def figure_6_1(toy: Toy, courses: dict[str, Course], runs: dict[str, ToyRuns], path: Path, steps: int = 61) -> None:
     """The data and the guide; the loss over (a, b) with the paths of some starts."""
     pyplot = plotting()
     figure, axes = pyplot.subplots(1, 4, figsize=(15, 3.8), layout="constrained")
@@ -128,7 +128,7 @@ def figure_6_1(toy: Toy, courses: dict[str, Course], found: dict[str, ToyRuns], 
     for label, colour in ((0, CLASSES[0]), (1, CLASSES[2])):
         axes[0].plot(x[toy.train.y == label], x[toy.train.y == label] * 0 - 0.08 * (1 + label), "|", color=colour)
     axes[0].plot(x[order], toy.teacher_logits.softmax(1)[order, 1], color="#444444", label="teacher's P(blue)")
-    guide = typical(toy, found["DiSK"])
+    guide = typical_guide(toy, runs["DiSK"])
     axes[0].plot(x[order], guide[order], color=COLOURS["DiSK"], label="guide at the end")
     for name, (a, b) in MINIMA.items():
         axes[0].annotate(name, (a, -0.3 - 0.1 * "ABC".index(name)), fontsize=8)
@@ -137,14 +137,14 @@ def figure_6_1(toy: Toy, courses: dict[str, Course], found: dict[str, ToyRuns], 
     axes[0].legend(frameon=False, fontsize=8)
     ends = torch.linspace(0, 9, steps)
     grid = torch.stack(torch.meshgrid(ends, ends, indexing="xy"), -1).reshape(-1, 2)  # (a, b)
-    for axis, (name, one) in zip(axes[1:], found.items(), strict=True):
+    for axis, (name, method_runs) in zip(axes[1:], runs.items(), strict=True):
         course = courses[name]
         z = surface(toy, course, guide if course.guide else torch.zeros(len(x)), grid)
         z[(grid[:, 1] < grid[:, 0]).numpy()] = np.nan
         panel(axis, ends.numpy(), ends.numpy(), z.reshape(steps, steps))
-        for start in range(0, one.path.shape[1], max(1, one.path.shape[1] // 20)):
-            axis.plot(*one.path[:, start].T, color=COLOURS[name], lw=0.7)
-            axis.plot(*one.path[-1, start], "o", color="#c1272d", ms=3)
+        for start in range(0, method_runs.path.shape[1], max(1, method_runs.path.shape[1] // 20)):
+            axis.plot(*method_runs.path[:, start].T, color=COLOURS[name], lw=0.7)
+            axis.plot(*method_runs.path[-1, start], "o", color="#c1272d", ms=3)
         for minimum, (a, b) in MINIMA.items():
             axis.annotate(minimum, (a - 0.5, b + 0.15), color="#c1272d", weight="bold")
         axis.set(xlabel="a", ylabel="b", title=f"{name}: loss and paths of 20 starts")
@@ -152,31 +152,31 @@ def figure_6_1(toy: Toy, courses: dict[str, Course], found: dict[str, ToyRuns], 
     pyplot.close(figure)
 
 
-def figure_6_2(toy: Toy, courses: dict[str, Course], found: dict[str, ToyRuns], path: Path, steps: int = 41) -> None:
+def figure_6_2(toy: Toy, courses: dict[str, Course], runs: dict[str, ToyRuns], path: Path, steps: int = 41) -> None:
     """The data with the guide; a student's predictions; the loss in the plane through three students."""
     pyplot = plotting()
     figure, axes = pyplot.subplots(1, 5, figsize=(18, 3.8), layout="constrained")
-    x, guide = toy.train.x, typical(toy, found["DiSK"])
+    x, guide = toy.train.x, typical_guide(toy, runs["DiSK"])
     for label, colour in enumerate(CLASSES):
-        mine = toy.train.y == label
-        axes[0].scatter(*x[mine].T, s=4 + 30 * guide[mine], color=colour, lw=0)
+        rows = toy.train.y == label
+        axes[0].scatter(*x[rows].T, s=4 + 30 * guide[rows], color=colour, lw=0)
     axes[0].set(title="data; large: the guide helps")
-    three = [spot(toy, found[name].parameters) for name in found]
-    origin = three[2]
-    u, v = three[0] - origin, three[1] - origin
+    students = [median_student(toy, runs[name].parameters) for name in runs]
+    origin = students[2]
+    u, v = students[0] - origin, students[1] - origin
     at = torch.linspace(-0.4, 1.4, steps)
     plane = origin + at[None, :, None] * u + at[:, None, None] * v
     across = torch.stack(torch.meshgrid(torch.linspace(-1, 4, 120), torch.linspace(-1, 2.5, 90), indexing="xy"), -1)
-    said = toy.student(origin, across.reshape(-1, 2)).argmax(-1).view(90, 120)
+    classes = toy.student(origin, across.reshape(-1, 2)).argmax(-1).view(90, 120)
     best = f"a student of DiSK, {100 * toy.accuracy(origin[None]).item():.0f} %"
-    axes[1].contourf(across[0, :, 0], across[:, 0, 1], said, levels=[-0.5, 0.5, 1.5, 2.5], colors=CLASSES, alpha=0.4)
+    axes[1].contourf(across[0, :, 0], across[:, 0, 1], classes, levels=[-0.5, 0.5, 1.5, 2.5], colors=CLASSES, alpha=0.4)
     axes[1].scatter(*x.T, s=2, color="#444444", lw=0)
     axes[1].set(title=best)
-    for axis, name in zip(axes[2:], found, strict=True):
+    for axis, name in zip(axes[2:], runs, strict=True):
         course = courses[name]
         z = surface(toy, course, guide if course.guide else torch.zeros(len(x)), plane.reshape(steps**2, -1))
         panel(axis, at.numpy(), at.numpy(), z.reshape(steps, steps))
-        for (a, b), other in zip(((1, 0), (0, 1), (0, 0)), found, strict=True):
+        for (a, b), other in zip(((1, 0), (0, 1), (0, 0)), runs, strict=True):
             axis.plot(a, b, "o", color=COLOURS[other], markeredgecolor="white")
             axis.annotate(other, (a + 0.03, b + 0.05), color=COLOURS[other], weight="bold")
         axis.set(title=f"loss of {name}", xticks=[], yticks=[])
@@ -184,7 +184,7 @@ def figure_6_2(toy: Toy, courses: dict[str, Course], found: dict[str, ToyRuns], 
     pyplot.close(figure)
 
 
-def spot(toy: Toy, parameters: Tensor) -> Tensor:
+def median_student(toy: Toy, parameters: Tensor) -> Tensor:
     """The student with the median accuracy."""
     return parameters[toy.accuracy(parameters).argsort()[len(parameters) // 2]]
 
@@ -208,53 +208,61 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--samples", type=int, default=1000)
     args = parser.parse_args(arguments)
-    stored = args.out / "toys.json"
+    path = args.out / "toys.json"
     empty = {"command": "python recipes/distill/toys.py", "toys": {}, "courses": {}, "notes": []}
-    results = {**empty, **reporting.read(stored)}
+    results = {**empty, **reporting.read(path)}
     for name in () if args.table else args.only:
         make, courses = PROBLEMS[name][1], results["courses"].setdefault(name, {})
-        kept = results["toys"].setdefault(name, {"methods": {}, "teacher": {}, "minima": ""})
-        for method, scanned in candidates(args.scan).items():
+        record = results["toys"].setdefault(name, {"methods": {}, "teacher": {}, "minima": ""})
+        for method, grid in candidates(args.scan).items():
             if method not in courses:
-                best = choose(make(seed=0, samples=args.samples), scanned, args.rounds, args.tries)
-                courses[method] = chosen_settings(best)
+                best = choose(make(seed=0, samples=args.samples), grid, args.rounds, args.tries)
+                courses[method] = changed_settings(best)
                 print(name, method, courses[method], flush=True)
-        plan = {method: shorter(Course(**chosen), args.rounds) for method, chosen in courses.items()}
+        plan = {method: shorter(Course(**settings), args.rounds) for method, settings in courses.items()}
         for draw in args.draws:
-            missing = [method for method in plan if str(draw) not in kept["methods"].get(method, {})]
+            missing = [method for method in plan if str(draw) not in record["methods"].get(method, {})]
             if not missing:
                 continue
             toy = make(seed=draw, samples=args.samples)
-            found = {method: train(toy, plan[method], args.starts, draw) for method in missing}
-            for method, runs in found.items():
-                kept["methods"].setdefault(method, {})[str(draw)] = cell(toy, runs)
-            if not kept["teacher"]:
-                kept["minima"] = minima(toy)
-                picture(name, toy, plan, found, args.out)
-            kept["teacher"][str(draw)] = round(toy.test_teacher, 4)
+            by_method = {method: train(toy, plan[method], args.starts, draw) for method in missing}
+            for method, runs in by_method.items():
+                record["methods"].setdefault(method, {})[str(draw)] = cell(toy, runs)
+            if not record["teacher"]:
+                record["minima"] = minima(toy)
+                picture(name, toy, plan, by_method, args.out)
+            record["teacher"][str(draw)] = round(toy.test_teacher, 4)
             results |= {"starts": args.starts, "machine": reporting.machine()}
-            reporting.write(stored, results)
-            print(name, "draw", draw, {method: one[str(draw)] for method, one in kept["methods"].items()}, flush=True)
+            reporting.write(path, results)
+            print(
+                name,
+                "draw",
+                draw,
+                {method: cells[str(draw)] for method, cells in record["methods"].items()},
+                flush=True,
+            )
     reporting.write(args.out / "toys.md", table(results))
     return 0
 
 
-def picture(name: str, toy: Toy, courses: dict[str, Course], found: dict[str, ToyRuns], out: Path) -> None:
+def picture(name: str, toy: Toy, courses: dict[str, Course], runs: dict[str, ToyRuns], out: Path) -> None:
     """The figure of a problem, if it has one, with the methods of table 6.1."""
     figures = {"intervals": (figure_6_1, "figure_6_1.png"), "six gaussians": (figure_6_2, "figure_6_2.png")}
     if name in figures:
         draw, file = figures[name]
         out.mkdir(parents=True, exist_ok=True)
-        draw(toy, courses, {method: found[method] for method in PUBLISHED[name]}, out / file)
+        draw(toy, courses, {method: runs[method] for method in PUBLISHED[name]}, out / file)
 
 
 def minima(toy: Toy) -> str:
     """A description of each minimum."""
     if toy.name == "intervals":
         right = toy.accuracy(torch.tensor(list(MINIMA.values()))).tolist()
-        each = zip(MINIMA.items(), right, strict=True)
-        said = ", ".join(f"{name} is [{a:g}, {b:g}] ({100 * r:.0f} % of the test points)" for (name, (a, b)), r in each)
-        return f"{said}."
+        pairs = zip(MINIMA.items(), right, strict=True)
+        words = ", ".join(
+            f"{name} is [{a:g}, {b:g}] ({100 * r:.0f} % of the test points)" for (name, (a, b)), r in pairs
+        )
+        return f"{words}."
     return "A, B, C, D: accuracy closest to " + ", ".join(f"{100 * level:.0f}" for level in LEVELS.values()) + " %."
 
 

@@ -41,26 +41,28 @@ class AsCoded(AAggFFS):
         assert info.losses is not None
         clients = info.facts.clients
         high, alpha, beta = self.constants(clients)
-        known = {name: value.cpu().numpy() for name, value in state.items()}
+        arrays = {name: value.cpu().numpy() for name, value in state.items()}
         r = responses.respond(info.losses, self.cdf, self.scale, self.shape, self.c1, high)
         r = self.c1 + high - r if self.cdf == "normal" else r
-        p = known.get("p", np.ones(clients))
+        p = arrays.get("p", np.ones(clients))
         g = growth_gradient(p, r)
-        hessian = known.get("outer", alpha * np.eye(clients)) + np.outer(g, g)
-        total = known.get("total", np.zeros(clients)) + g
+        hessian = arrays.get("outer", alpha * np.eye(clients)) + np.outer(g, g)
+        total = arrays.get("total", np.zeros(clients)) + g
         new = minimise(beta * hessian, total, p / p.sum())
-        kept = {"outer": hessian, "total": total, "p": new}
-        return {name: torch.from_numpy(value) for name, value in kept.items()}, restrict_to_cohort(new, info.cohort)
+        new_state = {"outer": hessian, "total": total, "p": new}
+        return {name: torch.from_numpy(value) for name, value in new_state.items()}, restrict_to_cohort(
+            new, info.cohort
+        )
 
 
 def trial(bench: Bench, name: str, seed: int) -> dict[str, Any]:
     """One run's figures."""
     setting = common.SETTINGS[DATA]
     point: dict[str, Any] = {} if name == "FedAvg" else {"cdf": setting.cdfs[0]}
-    made = common.make(DATA, name.partition(",")[0], point)
+    method = common.make(DATA, name.partition(",")[0], point)
     if "as coded" in name:
-        made = replace(made, name="aaggff_as_coded", mixing=AsCoded(**point))
-    return bench.trial(DATA, f"{name} {common.text(point)}".strip(), made, setting.lrs[0], seed)
+        method = replace(method, name="aaggff_as_coded", mixing=AsCoded(**point))
+    return bench.trial(DATA, f"{name} {common.text(point)}".strip(), method, setting.lrs[0], seed)
 
 
 def page(results: dict[str, Any]) -> str:
@@ -78,17 +80,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing, seed by seed."""
     parser = reporting.options(__doc__, plots.RESULTS, common.SETTINGS[DATA].seeds, "runs/fair")
     parser.add_argument("--rounds", type=int)
-    given = parser.parse_args(arguments)
-    seeds = " ".join(map(str, given.seeds))
-    results = plots.stored("as_coded", given.out, f"FEDLOOM_DATA=... python recipes/fair/as_coded.py --seeds {seeds}")
-    runs, bench = results.setdefault("runs", {}), Bench(given.runs, given.rounds)
-    for seed in () if given.table else given.seeds:
+    args = parser.parse_args(arguments)
+    seeds = " ".join(map(str, args.seeds))
+    results = plots.read_results(
+        "as_coded", args.out, f"FEDLOOM_DATA=... python recipes/fair/as_coded.py --seeds {seeds}"
+    )
+    runs, bench = results.setdefault("runs", {}), Bench(args.runs, args.rounds)
+    for seed in () if args.table else args.seeds:
         results["machine"] = reporting.machine()
         for name in ROWS:
             if str(seed) not in runs.setdefault(name, {}):
                 runs[name][str(seed)] = trial(bench, name, seed)
-        reporting.write(given.out / "as_coded.json", results)
-    reporting.write(given.out / "as_coded.md", page(results))
+        reporting.write(args.out / "as_coded.json", results)
+    reporting.write(args.out / "as_coded.md", page(results))
     return reporting.exit_code(results)
 
 

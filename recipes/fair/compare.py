@@ -40,56 +40,58 @@ def label(method: str, point: dict[str, Any]) -> str:
     return f"{method.partition(',')[0]} {common.text(point)}".strip()
 
 
-def rate(bench: Bench, name: str, found: dict[str, Any]) -> float:
+def rate(bench: Bench, name: str, data_results: dict[str, Any]) -> float:
     """The learning rate: the paper's, or the one with which FedAvg has the best average on the tuning seeds."""
-    if "lr" not in found:
+    if "lr" not in data_results:
         rates = common.SETTINGS[name].lrs
         if len(rates) == 1:
-            return found.setdefault("lr", rates[0])
+            return data_results.setdefault("lr", rates[0])
         method = common.make(name, "FedAvg", {})
-        best, found["rates"] = bench.choose(name, [("FedAvg", method, lr) for lr in rates], common.average)
-        found["lr"] = rates[best]
-    return found["lr"]
+        best, data_results["rates"] = bench.choose(name, [("FedAvg", method, lr) for lr in rates], common.average)
+        data_results["lr"] = rates[best]
+    return data_results["lr"]
 
 
-def chosen(bench: Bench, name: str, method: str, found: dict[str, Any]) -> dict[str, Any]:
+def choose_point(bench: Bench, name: str, method: str, data_results: dict[str, Any]) -> dict[str, Any]:
     """A method's point: the only one, or the fairest on the tuning seeds; variants of AAggFF share AAggFF's."""
     if method in common.VARIANTS:
-        point = chosen(bench, name, "AAggFF", found) | common.VARIANTS[method]
-        return found["chosen"].setdefault(method, point)
+        point = choose_point(bench, name, "AAggFF", data_results) | common.VARIANTS[method]
+        return data_results["chosen"].setdefault(method, point)
     points = common.grid(name, method)
-    if method not in found["chosen"]:
+    if method not in data_results["chosen"]:
         best = 0
         if len(points) > 1:
-            candidates = [(label(method, point), common.make(name, method, point), found["lr"]) for point in points]
-            best, found["grid"][method] = bench.choose(name, candidates, common.fairest)
-        found["chosen"][method] = points[best]
-    return found["chosen"][method]
+            candidates = [
+                (label(method, point), common.make(name, method, point), data_results["lr"]) for point in points
+            ]
+            best, data_results["grid"][method] = bench.choose(name, candidates, common.fairest)
+        data_results["chosen"][method] = points[best]
+    return data_results["chosen"][method]
 
 
 def rivals(
     methods: Sequence[str],
     bench: Bench,
     name: str,
-    found: dict[str, Any],
+    data_results: dict[str, Any],
     seeds: Sequence[int],
     write: Callable[[], None],
 ) -> None:
     """Run some fair methods, each with its own setting."""
-    lr = rate(bench, name, found)
+    lr = rate(bench, name, data_results)
     rows = {
         method: (label(method, point), common.make(name, method, point))
         for method in methods
         if method in (bench.only or methods)
-        for point in [chosen(bench, name, method, found)]
+        for point in [choose_point(bench, name, method, data_results)]
     }
-    runs = found["runs"]
+    runs = data_results["runs"]
     for number, seed in enumerate(seeds, 1):  # seed by seed: what was interrupted has whole pairs
-        for method, (words, made) in rows.items():
+        for method, (words, composition) in rows.items():
             if str(seed) not in runs.setdefault(method, {}):
-                runs[method][str(seed)] = bench.trial(name, words, made, lr, seed)
+                runs[method][str(seed)] = bench.trial(name, words, composition, lr, seed)
         if number % 10 == 0 or number == len(seeds):
-            found["runs"] = {method: runs[method] for method in methods if method in runs}
+            data_results["runs"] = {method: runs[method] for method in methods if method in runs}
             write()
 
 
@@ -102,7 +104,7 @@ def main(recipe: Recipe, document: str | None, arguments: Sequence[str] | None =
     parser.add_argument("--only", nargs="+", default=[], metavar="ROW", help="only these rows of the table")
     parser.add_argument("--rounds", type=int, help="instead of each data set's own")
     args = parser.parse_args(arguments)
-    results = plots.stored(recipe.name, args.out, f"FEDLOOM_DATA=... python recipes/fair/{recipe.name}.py")
+    results = plots.read_results(recipe.name, args.out, f"FEDLOOM_DATA=... python recipes/fair/{recipe.name}.py")
     write = partial(recipe.write, recipe.title, results, args.out)
     if args.table:
         write()
@@ -113,10 +115,10 @@ def main(recipe: Recipe, document: str | None, arguments: Sequence[str] | None =
         try:
             common.load(name)  # refuses before anything is noted
             tuned = deepcopy(results["data"].get(common.SETTINGS[name].like, {}))
-            found = results["data"].setdefault(name, {"chosen": {}, "grid": {}, **tuned, "runs": {}})
-            found["tuning"] = list(common.SETTINGS[name].tuning)
+            data_results = results["data"].setdefault(name, {"chosen": {}, "grid": {}, **tuned, "runs": {}})
+            data_results["tuning"] = list(common.SETTINGS[name].tuning)
             bench = Bench(args.runs, args.rounds, tuple(args.only))
-            recipe.fill(bench, name, found, args.seeds or common.SETTINGS[name].seeds, write)
+            recipe.fill(bench, name, data_results, args.seeds or common.SETTINGS[name].seeds, write)
         except FedLoomError as error:
             missing += 1
             print(f"{name} is skipped: {error}", file=sys.stderr)

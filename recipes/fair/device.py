@@ -35,7 +35,7 @@ RECIPE = compare.Recipe(
     data=common.DEVICES,
     usual=("mnist_writers", "fashion_dirichlet", "minority"),
     fill=partial(compare.rivals, METHODS),
-    write=partial(plots.comparison, "device"),
+    write=partial(plots.write_comparison, "device"),
 )
 
 

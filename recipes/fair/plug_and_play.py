@@ -6,8 +6,8 @@
 The settings of silo.py and device.py; Fashion-MNIST dealt to 1000 clients by Dirichlet(.01) stands in for TinyImageNet.
 An algorithm's own setting (FedProx's mu, a server learning rate) is the value with which it has the best average on
 the tuning seeds without AAggFF; with AAggFF it keeps this value. On Heart, FedProx also runs with the published mu,
-.001, where 1 is chosen here. The CDF is the paper's for Heart, else that with which FedAvg has the highest worst 10 %
-the tuning seed.
+.001, where 1 is chosen here. The CDF is the paper's for Heart, elsewhere the one with which AAggFF has the highest
+worst 10 % on the tuning seed.
 """
 
 from __future__ import annotations
@@ -34,38 +34,43 @@ ALGORITHMS: dict[str, tuple[str, dict[str, tuple[float, ...]]]] = {
 }
 
 
-def point(bench: Bench, name: str, algorithm: str, found: dict[str, Any]) -> dict[str, float]:
+def point(bench: Bench, name: str, algorithm: str, data_results: dict[str, Any]) -> dict[str, float]:
     """The algorithm's settings, chosen without AAggFF."""
-    if algorithm not in found["chosen"]:
+    if algorithm not in data_results["chosen"]:
         preset, axes = ALGORITHMS[algorithm]
         points = [{key: value} for key, values in axes.items() for value in values] or [{}]
         best = 0
         if len(points) > 1:
-            candidates = [(compare.label(algorithm, p), methods.make(preset, **p), found["lr"]) for p in points]
-            best, found["grid"][algorithm] = bench.choose(name, candidates, common.average)
-        found["chosen"][algorithm] = points[best]
-    return found["chosen"][algorithm]
+            candidates = [(compare.label(algorithm, p), methods.make(preset, **p), data_results["lr"]) for p in points]
+            best, data_results["grid"][algorithm] = bench.choose(name, candidates, common.average)
+        data_results["chosen"][algorithm] = points[best]
+    return data_results["chosen"][algorithm]
 
 
-def fill(bench: Bench, name: str, found: dict[str, Any], seeds: Sequence[int], write: Callable[[], None]) -> None:
+def fill(
+    bench: Bench, name: str, data_results: dict[str, Any], seeds: Sequence[int], write: Callable[[], None]
+) -> None:
     """Run what is not stored yet on one data set, writing after every ten seeds."""
-    lr = compare.rate(bench, name, found)
-    if "cdf" not in found:
-        found["cdf"] = compare.chosen(bench, name, "AAggFF", {**found, "chosen": {}})["cdf"]
+    lr = compare.rate(bench, name, data_results)
+    if "cdf" not in data_results:
+        data_results["cdf"] = compare.choose_point(bench, name, "AAggFF", {**data_results, "chosen": {}})["cdf"]
     for algorithm, (preset, _) in ALGORITHMS.items():
         if algorithm == "FedProx, as published" and not name.startswith("heart"):
             continue
-        settings = point(bench, name, algorithm, found)
-        alone = methods.make(preset, **settings)
-        kinds = {"alone": (compare.label(algorithm, settings), alone)}
-        kinds["with"] = (f"{kinds['alone'][0]} + AAggFF {found['cdf']}", common.fair(name, alone, found["cdf"]))
+        settings = point(bench, name, algorithm, data_results)
+        composition = methods.make(preset, **settings)
+        kinds = {"alone": (compare.label(algorithm, settings), composition)}
+        kinds["with"] = (
+            f"{kinds['alone'][0]} + AAggFF {data_results['cdf']}",
+            common.fair(name, composition, data_results["cdf"]),
+        )
         if algorithm == "FedAvg":  # the runs of silo.py and device.py
-            best = {"cdf": found["cdf"]}
+            best = {"cdf": data_results["cdf"]}
             kinds["with"] = (compare.label("AAggFF", best), common.make(name, "AAggFF", best))
-        pair = found["runs"].setdefault(algorithm, {"alone": {}, "with": {}})
+        pair = data_results["runs"].setdefault(algorithm, {"alone": {}, "with": {}})
         left = [seed for seed in seeds if any(str(seed) not in runs for runs in pair.values())]
         for number, seed in enumerate(left, 1):  # seed by seed: what was interrupted has whole pairs
-            for kind in (one for one in kinds if str(seed) not in pair[one]):
+            for kind in (candidate for candidate in kinds if str(seed) not in pair[candidate]):
                 pair[kind][str(seed)] = bench.trial(name, *kinds[kind], lr, seed)
             if number % 10 == 0 or number == len(left):
                 write()
@@ -77,7 +82,7 @@ RECIPE = compare.Recipe(
     data=common.SETTINGS,
     usual=("heart_published", "fashion_dirichlet"),
     fill=fill,
-    write=plots.plugged,
+    write=plots.write_plug_and_play,
 )
 
 

@@ -57,7 +57,7 @@ FEDERATIONS: dict[str, dict[str, tuple[float, ...]]] = {  # tables 3.6 to 3.9; h
     },
 }
 
-PLUGGED: dict[str, tuple[tuple[float, float], tuple[float, float]]] = {  # table 3.10, Heart: alone, with AAggFF
+PLUG_AND_PLAY: dict[str, tuple[tuple[float, float], tuple[float, float]]] = {  # table 3.10, Heart: alone, with AAggFF
     "FedAvg": ((84.42, 65.22), (85.04, 66.56)),
     "FedProx": ((84.48, 65.44), (85.04, 66.67)),
     "FedAdam": ((84.34, 65.44), (84.84, 67.00)),

@@ -22,15 +22,17 @@ from common import Bench
 from fedloom.parts.mixing.responses import CDFS
 
 
-def fill(bench: Bench, name: str, found: dict[str, Any], seeds: Sequence[int], write: Callable[[], None]) -> None:
+def fill(
+    bench: Bench, name: str, data_results: dict[str, Any], seeds: Sequence[int], write: Callable[[], None]
+) -> None:
     """Run what is not stored yet on one data set, writing after every transformation."""
-    lr = compare.rate(bench, name, found)
+    lr = compare.rate(bench, name, data_results)
     for row in ("FedAvg", *CDFS):
         kind, point = ("FedAvg", {}) if row == "FedAvg" else ("AAggFF", {"cdf": row})
-        runs = found["runs"].setdefault(row, {})
+        runs = data_results["runs"].setdefault(row, {})
         for seed in (s for s in seeds if str(s) not in runs):
-            one = (name, compare.label(kind, point), common.make(name, kind, point), lr, seed)
-            runs[str(seed)] = bench.trial(*one) | {"curve": bench.curve(*one)}
+            arguments = (name, compare.label(kind, point), common.make(name, kind, point), lr, seed)
+            runs[str(seed)] = bench.trial(*arguments) | {"curve": bench.curve(*arguments)}
         write()
 
 
@@ -40,7 +42,7 @@ RECIPE = compare.Recipe(
     data=common.SETTINGS,
     usual=("heart", "mnist_writers"),
     fill=fill,
-    write=plots.transformed,
+    write=plots.write_responses,
 )
 
 

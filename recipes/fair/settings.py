@@ -71,7 +71,7 @@ def sgd(decay: float = 1.0, every: int = 1, weight_decay: float = 0.0) -> Local:
 
 def every_writer(source: Source) -> Source:
     """The writers of the test images are clients as well."""
-    return merged(source, natural=True)
+    return merge_pools(source, natural=True)
 
 
 def quarter_turns(images: torch.Tensor, turns: int) -> torch.Tensor:
@@ -86,28 +86,28 @@ def six_silos(source: Source, seed: int) -> Source:
     for pool, sizes in ((source.train, SILO_SIZES), (source.test, (SILO_TESTS,) * len(SILO_SIZES))):
         sizes = [min(size, len(pool) // len(sizes)) for size in sizes]
         groups = np.repeat(np.arange(len(sizes)), sizes)
-        taken = pool.take(rng.permutation(len(pool))[: len(groups)])
-        x = torch.cat([quarter_turns(taken.x[groups == silo], turns) for silo, turns in enumerate(SILO_TURNS)])
-        pools.append((replace(taken, x=x), groups))
+        subset = pool.take(rng.permutation(len(pool))[: len(groups)])
+        x = torch.cat([quarter_turns(subset.x[groups == silo], turns) for silo, turns in enumerate(SILO_TURNS)])
+        pools.append((replace(subset, x=x), groups))
     (train, groups), (test, groups_test) = pools
     return replace(source, train=train, test=test, groups=groups, groups_test=groups_test, group_names=())
 
 
-def tenth_turned(source: Source) -> Source:
+def rotate_tenth(source: Source) -> Source:
     """Training and test images in one pool, with the first tenth rotated by 90 degrees."""
-    made = merged(source, natural=False)
-    x, few = made.train.x.clone(), len(made.train) // 10
+    pooled = merge_pools(source, natural=False)
+    x, few = pooled.train.x.clone(), len(pooled.train) // 10
     x[:few] = quarter_turns(x[:few], 1)
-    return replace(made, train=replace(made.train, x=x))
+    return replace(pooled, train=replace(pooled.train, x=x))
 
 
 def minority(source: Source, seed: int) -> Source:
     """A thousand clients of equal size; the first hundred hold the first tenth of the images, the rotated ones."""
     rng, samples = stream(seed, "minority"), len(source.train)
     clients = min(1000, samples // 10)
-    dealt = np.sort(np.arange(samples) % clients)  # client of each place
-    few = int(np.searchsorted(dealt, clients // 10))
-    return replace(source, groups=np.concatenate([rng.permutation(dealt[:few]), rng.permutation(dealt[few:])]))
+    owners = np.sort(np.arange(samples) % clients)  # client of each place
+    few = int(np.searchsorted(owners, clients // 10))
+    return replace(source, groups=np.concatenate([rng.permutation(owners[:few]), rng.permutation(owners[few:])]))
 
 
 RATES = (0.01, 0.03, 0.1, 0.3)
@@ -156,7 +156,7 @@ DEVICES = {
     ),
     "minority": Setting(
         "MNIST, 5 of 1000 clients a round, a tenth of them with images rotated by 90 degrees, TwoNN",
-        "mnist", "two_nn", 300, sgd(), RATES, cohort=5, prepare=tenth_turned, arrange=minority,
+        "mnist", "two_nn", 300, sgd(), RATES, cohort=5, prepare=rotate_tenth, arrange=minority,
     ),
     "shakespeare": Setting(
         "Shakespeare by role, at most 100 samples each, 5 clients a round, LSTM of 64 units",
@@ -198,24 +198,26 @@ SETTINGS = {**SILOS, **DEVICES}
 def load(name: str) -> Source:
     """A data set, its two pools put together where clients are known in both: every seed splits it anew, 80 to 20."""
     setting = SETTINGS[name]
-    found = sources.make(setting.source, **setting.source_settings)
+    source = sources.make(setting.source, **setting.source_settings)
     natural = isinstance(setting.partition, Natural)
     if setting.prepare or setting.arrange:
-        return setting.prepare(found) if setting.prepare else found
-    if not len(found.test):
-        return found
-    here, there = found.groups, found.groups_test
-    apart = natural and (here is None or there is None or not np.isin(there, here).any())
-    return found if apart else merged(found, natural)
+        return setting.prepare(source) if setting.prepare else source
+    if not len(source.test):
+        return source
+    train_groups, test_groups = source.groups, source.groups_test
+    clients_differ = natural and (
+        train_groups is None or test_groups is None or not np.isin(test_groups, train_groups).any()
+    )
+    return source if clients_differ else merge_pools(source, natural)
 
 
-def merged(found: Source, natural: bool) -> Source:
+def merge_pools(source: Source, natural: bool) -> Source:
     """One pool of training and test samples."""
-    train, test = found.train, found.test
-    whole = replace(train, x=torch.cat([train.x, test.x]), y=torch.cat([train.y, test.y]))
-    groups = np.concatenate([found.groups, found.groups_test]) if natural else None  # type: ignore[list-item]
-    names = found.group_names if natural else ()
-    return replace(found, train=whole, groups=groups, groups_test=None, group_names=names)
+    train, test = source.train, source.test
+    pool = replace(train, x=torch.cat([train.x, test.x]), y=torch.cat([train.y, test.y]))
+    groups = np.concatenate([source.groups, source.groups_test]) if natural else None  # type: ignore[list-item]
+    names = source.group_names if natural else ()
+    return replace(source, train=pool, groups=groups, groups_test=None, group_names=names)
 
 
 @lru_cache(maxsize=16)
@@ -223,29 +225,31 @@ def deal(name: str, seed: int, validation: float = 0.0) -> Federation:
     """The clients' data; a fifth of each client's samples is its test set, with or without validation samples."""
     setting = SETTINGS[name]
     source = setting.arrange(load(name), seed) if setting.arrange else load(name)
-    made = federate(source, setting.partition, setting.clients, seed, held_out=setting.held_out, unseen=setting.unseen)
-    made = scaled(made) if setting.standardised else made
-    return set_aside(made, validation, seed) if validation else made
+    federation = federate(
+        source, setting.partition, setting.clients, seed, held_out=setting.held_out, unseen=setting.unseen
+    )
+    federation = standardise(federation) if setting.standardised else federation
+    return with_validation(federation, validation, seed) if validation else federation
 
 
-def set_aside(federation: Federation, share: float, seed: int) -> Federation:
+def with_validation(federation: Federation, share: float, seed: int) -> Federation:
     """The federation with a share of each client's training samples kept for validation."""
     train = federation.train
     labels = train.arrays.y.numpy()
-    rows, kept, _ = split_rows(train.index, labels, share, 0.0, stream(seed, "set aside"))
-    return replace(federation, train=replace(train, index=rows), validation=replace(train, index=kept))
+    rows, validation_rows, _ = split_rows(train.index, labels, share, 0.0, stream(seed, "set aside"))
+    return replace(federation, train=replace(train, index=rows), validation=replace(train, index=validation_rows))
 
 
-def scaled(federation: Federation) -> Federation:
+def standardise(federation: Federation) -> Federation:
     """Every client's samples, scaled by the means and deviations of its own training samples; all lie in one pool."""
     train, held_out = federation.train, federation.held_out
     assert train.arrays is held_out.arrays
     x = train.arrays.x.clone()
     for client in range(len(federation)):
-        known = train.arrays.x[torch.from_numpy(train.index[client])].double()
-        deviation = known.std(0, correction=0)
+        training = train.arrays.x[torch.from_numpy(train.index[client])].double()
+        deviation = training.std(0, correction=0)
         deviation[deviation == 0] = 1
-        own = torch.from_numpy(np.concatenate([train.index[client], held_out.index[client]]))
-        x[own] = ((train.arrays.x[own].double() - known.mean(0)) / deviation).to(x)
+        all_rows = torch.from_numpy(np.concatenate([train.index[client], held_out.index[client]]))
+        x[all_rows] = ((train.arrays.x[all_rows].double() - training.mean(0)) / deviation).to(x)
     arrays = replace(train.arrays, x=x)
     return replace(federation, train=replace(train, arrays=arrays), held_out=replace(held_out, arrays=arrays))

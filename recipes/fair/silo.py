@@ -40,7 +40,7 @@ RECIPE = compare.Recipe(
     data=common.SILOS,
     usual=("heart_published", "six_silos"),
     fill=partial(compare.rivals, METHODS),
-    write=partial(plots.comparison, "silo"),
+    write=partial(plots.write_comparison, "silo"),
 )
 
 

@@ -37,7 +37,7 @@ PAPER: dict[str, dict[str, tuple[float, float]]] = {  # CTM and LTM in percent: 
 }  # fmt: skip
 
 
-def published(setting: str, learner: str) -> tuple[float, float] | None:
+def paper_figures(setting: str, learner: str) -> tuple[float, float] | None:
     """The thesis' CTM and LTM; for letters, those of 5-way CIFAR-100, for which they stand in.
 
     >>> published("letters_5", "FS"), published("omniglot_5", "FS")
@@ -47,7 +47,7 @@ def published(setting: str, learner: str) -> tuple[float, float] | None:
     return None if setting.startswith("omniglot") else PAPER.get(kind, {}).get(learner.removesuffix(", whole"))
 
 
-def smoothed(values: Sequence[float], window: int) -> list[float]:
+def moving_average(values: Sequence[float], window: int) -> list[float]:
     """A moving average over the last ``window`` values, for figures.
 
     >>> smoothed([0.0, 1.0, 1.0], 2)
@@ -79,43 +79,43 @@ def tables(results: Mapping[str, Any]) -> str:
     ]
     text += ["not yet learnt, mean over the tasks (after the bar: over their second half). LTM: all tasks seen, after"]
     text += ["the last one; after the bar, the mean over all its evaluations. Kept: task data between two tasks."]
-    for setting, found in results["settings"].items():
-        text += ["", f"## {common.SETTINGS[setting].words}", "", *_table(setting, found)]
+    for setting, runs in results["settings"].items():
+        text += ["", f"## {common.SETTINGS[setting].words}", "", *_table(setting, runs)]
     text += ["", *(f"`{command}`  " for command in results["commands"])]
     text += ["", f"{results['machine']}.", *reporting.notes(dict(results))]
     return re.sub("\n{3,}", "\n\n", "\n".join(text))
 
 
-def _table(setting: str, found: Mapping[str, Any]) -> Iterator[str]:
+def _table(setting: str, runs: Mapping[str, Any]) -> Iterator[str]:
     """One table per length, of all runs of at least this length; costs are given only for whole runs."""
-    for tasks in sorted({run["tasks"] for run in found.values()}, reverse=True):
-        longer = [learner for learner, run in found.items() if run["tasks"] >= tasks]
+    for tasks in sorted({run["tasks"] for run in runs.values()}, reverse=True):
+        learners = [learner for learner, run in runs.items() if run["tasks"] >= tasks]
         rows = []
-        for learner in longer:
-            run = found[learner]
-            ours, theirs, whole = figures(run, tasks), published(setting, learner), run["tasks"] == tasks
-            brackets = ["", ""] if theirs is None else [f" ({value:.2f})" for value in theirs]
-            regret = f"{run['regret']:.0f}" if whole and run["regret"] is not None else "–"
+        for learner in learners:
+            run = runs[learner]
+            values, paper, is_complete = figures(run, tasks), paper_figures(setting, learner), run["tasks"] == tasks
+            brackets = ["", ""] if paper is None else [f" ({value:.2f})" for value in paper]
+            regret = f"{run['regret']:.0f}" if is_complete and run["regret"] is not None else "–"
             rows.append([
-                learner, f"{ours['ctm']:.2f}{brackets[0]} \\| {ours['late']:.2f}",
-                f"{ours['ltm']:.2f}{brackets[1]} \\| {ours['mean']:.2f}", f"{ours['bytes'] / 1e6:.2f} MB",
-                run["chosen"] if whole else "–", regret, f"{run['seconds']:.0f} s" if whole else "–",
+                learner, f"{values['ctm']:.2f}{brackets[0]} \\| {values['late']:.2f}",
+                f"{values['ltm']:.2f}{brackets[1]} \\| {values['mean']:.2f}", f"{values['bytes'] / 1e6:.2f} MB",
+                run["chosen"] if is_complete else "–", regret, f"{run['seconds']:.0f} s" if is_complete else "–",
             ])  # fmt: skip
         head = ["learner", "CTM (paper)", "LTM (paper)", "kept", "best expert", "regret to w^{T+1}", "time"]
         yield from (f"### {tasks} tasks", "", reporting.table(head, rows), "")
-    yield from _efficiency(setting, found)
+    yield from _efficiency(setting, runs)
 
 
-def _efficiency(setting: str, found: Mapping[str, Any]) -> Iterator[str]:
+def _efficiency(setting: str, runs: Mapping[str, Any]) -> Iterator[str]:
     """Samples needed: accuracies by number of samples, mean over the later half of the measurements (figure A.20)."""
     sizes, target = common.SETTINGS[setting].sizes, common.SETTINGS[setting].target
     rows = []
-    for learner, run in found.items():
+    for learner, run in runs.items():
         late = [values for _, values in run["efficiency"][len(run["efficiency"]) // 2 :]]
         if late:
             means = [fmean(column) for column in zip(*late, strict=True)]
-            needed = samples_needed(sizes, means, target)
-            rows.append([learner, *(f"{100 * v:.1f}" for v in means), "more" if needed is None else f"{needed:.0f}"])
+            samples = samples_needed(sizes, means, target)
+            rows.append([learner, *(f"{100 * v:.1f}" for v in means), "more" if samples is None else f"{samples:.0f}"])
     if rows:
         yield from (
             "",
@@ -124,27 +124,27 @@ def _efficiency(setting: str, found: Mapping[str, Any]) -> Iterator[str]:
         yield from ("", reporting.table(["learner", *map(str, sizes), f"needed for {100 * target:.0f} %"], rows))
 
 
-def picture(setting: str, found: Mapping[str, Any], path: Path) -> None:
+def picture(setting: str, runs: Mapping[str, Any], path: Path) -> None:
     """CTM, LTM, memory and samples needed against tasks (figures 5.2 to 5.4 and A.20)."""
     figure, axes = reporting.subplots(1, 4, figsize=(15, 3.6))
-    window = max(10, max(run["tasks"] for run in found.values()) // 10)
+    window = max(10, max(run["tasks"] for run in runs.values()) // 10)
     sizes, target = common.SETTINGS[setting].sizes, common.SETTINGS[setting].target
-    for learner, run in found.items():
+    for learner, run in runs.items():
         if learner not in COLOURS:
             continue
         style = {"color": COLOURS[learner], "linewidth": 1.3, "label": learner}
         places = range(1, run["tasks"] + 1)
-        axes[0].plot(places, smoothed(run["ctm"], window), **style)
+        axes[0].plot(places, moving_average(run["ctm"], window), **style)
         axes[1].plot(*zip(*run["ltm"], strict=True), marker="o" if len(run["ltm"]) == 1 else None, **style)
         axes[2].plot(places, [value / 1e6 for value in run["bytes"]], **style)
         if len(run["efficiency"]) > 4:
             curves = [
-                smoothed([v[i] for _, v in run["efficiency"]], 1 + len(run["efficiency"]) // 5)
+                moving_average([v[i] for _, v in run["efficiency"]], 1 + len(run["efficiency"]) // 5)
                 for i in range(len(sizes))
             ]
-            needed = [samples_needed(sizes, point, target) for point in zip(*curves, strict=True)]
-            shown = [float("nan") if value is None else value for value in needed]
-            axes[3].plot([n for n, _ in run["efficiency"]], shown, **style)
+            samples = [samples_needed(sizes, point, target) for point in zip(*curves, strict=True)]
+            heights = [float("nan") if value is None else value for value in samples]
+            axes[3].plot([n for n, _ in run["efficiency"]], heights, **style)
     heads = (f"CTM, mean of {window} tasks", "LTM", "task data kept, MB", f"samples needed for {100 * target:.0f} %")
     for axis, head in zip(axes, heads, strict=True):
         axis.set(title=head, xlabel="tasks")
@@ -157,9 +157,9 @@ def picture(setting: str, found: Mapping[str, Any], path: Path) -> None:
 
 def report(results: dict[str, Any], out: Path) -> None:
     """Write the results so far; notes written into the file in the meantime are kept."""
-    if written := reporting.read(out / "tables.json").get("notes"):
-        results["notes"] = written
+    if notes := reporting.read(out / "tables.json").get("notes"):
+        results["notes"] = notes
     reporting.publish(out / "tables.json", results, tables(results))
-    for setting, found in results["settings"].items():
-        if found:
-            picture(setting, found, out / f"{setting}.png")
+    for setting, runs in results["settings"].items():
+        if runs:
+            picture(setting, runs, out / f"{setting}.png")

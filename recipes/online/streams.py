@@ -99,7 +99,7 @@ STUDIES = {
 }  # fmt: skip
 
 
-def tuned(name: str, learner: str, steps: int, tasks: int, runs: Path) -> dict[str, list[float]]:
+def tune(name: str, learner: str, steps: int, tasks: int, runs: Path) -> dict[str, list[float]]:
     """Accuracy on new tasks of the tuning seed, by alpha: the mean over all tasks, and over their last half."""
     study = STUDIES[name]
     alphas, kind = study.setting.alphas, replace(study.setting.kind, tasks=tasks, test=study.tested)
@@ -107,10 +107,12 @@ def tuned(name: str, learner: str, steps: int, tasks: int, runs: Path) -> dict[s
     experiment = replace(common.online(every, learner, tasks, TUNING_SEED), hedge=Hedge())
     place = common.directory(runs, f"{name}/tuning-{steps}", learner, TUNING_SEED)
     history = run_stream(experiment, place, resume=RunDirectory(place).is_begun).history
-    found = {}
+    by_alpha = {}
     for alpha, column in zip(alphas, zip(*(r["experts/accuracy"] for r in history), strict=True), strict=True):
-        found[f"{alpha:g}"] = [round(fmean(value or 0.0 for value in column[first:]), 6) for first in (0, tasks // 2)]
-    return found
+        by_alpha[f"{alpha:g}"] = [
+            round(fmean(value or 0.0 for value in column[first:]), 6) for first in (0, tasks // 2)
+        ]
+    return by_alpha
 
 
 def best(tried: Mapping[str, Sequence[float]] | None) -> tuple[float, ...]:
@@ -124,19 +126,19 @@ def best(tried: Mapping[str, Sequence[float]] | None) -> tuple[float, ...]:
 
 def report(name: str, results: dict[str, Any], out: Path) -> None:
     """Write the results so far; notes written into the file in the meantime are kept."""
-    if written := reporting.read(out / f"{name}.json").get("notes"):
-        results["notes"] = written
+    if notes := reporting.read(out / f"{name}.json").get("notes"):
+        results["notes"] = notes
     reporting.publish(out / f"{name}.json", results, page(name, results))
 
 
 def draw(name: str, results: Mapping[str, Any], out: Path) -> None:
     """The pictures, one for each number of steps."""
-    for steps, found in results["runs"].items():
-        counts = Counter(seed for seeds in found.values() for seed in sorted(seeds))
+    for steps, runs in results["runs"].items():
+        counts = Counter(seed for seeds in runs.values() for seed in sorted(seeds))
         if counts:  # the picture is of the seed that most learners have
             (seed, _), *_ = counts.most_common(1)
-            drawn = {learner: seeds[seed] for learner, seeds in found.items() if seed in seeds}
-            plots.picture(name, drawn, out / f"{name}_{steps.replace(' ', '')}.png")
+            curves = {learner: seeds[seed] for learner, seeds in runs.items() if seed in seeds}
+            plots.picture(name, curves, out / f"{name}_{steps.replace(' ', '')}.png")
 
 
 def page(name: str, results: Mapping[str, Any]) -> str:
@@ -146,60 +148,60 @@ def page(name: str, results: Mapping[str, Any]) -> str:
     text += ["Accuracy in percent, mean ± standard error over seeds, the published figure in brackets. CTM: new tasks,"]
     text += ["adapted to and not yet learnt, mean over the tasks. LTM: all tasks, adapted to by the last model; `nan`"]
     text += ["where it was not evaluated at that point. Kept: task data."]
-    for steps, found in results["runs"].items():
-        for tasks in sorted({run["tasks"] for seeds in found.values() for run in seeds.values()}, reverse=True):
-            text += ["", f"## {steps}, {tasks} tasks", "", *_table(name, found, tasks), "", *_gains(found, tasks)]
+    for steps, runs in results["runs"].items():
+        for tasks in sorted({run["tasks"] for seeds in runs.values() for run in seeds.values()}, reverse=True):
+            text += ["", f"## {steps}, {tasks} tasks", "", *_table(name, runs, tasks), "", *_gains(runs, tasks)]
     diverged = [
-        f"- {learner}, {steps}, seed {seed}: {said}"
+        f"- {learner}, {steps}, seed {seed}: {message}"
         for steps, learners in results.get("diverged", {}).items()
         for learner, seeds in learners.items()
-        for seed, said in seeds.items()
+        for seed, message in seeds.items()
     ]
     text += ["", "## Diverged", "", *diverged] if diverged else []
     text += ["", "## Choice of alpha on a separate seed", ""]
     text += [f"CTM on {results['tuned']} tasks of seed {TUNING_SEED}, with {study.tested} test samples each; after"]
     text += ["the bar, on their second half, which decides.", ""]
     rows = [
-        [steps, learner, *(f"{100 * every:.2f} \\| {100 * late:.2f}" for every, late in found.values())]
+        [steps, learner, *(f"{100 * every:.2f} \\| {100 * late:.2f}" for every, late in accuracies.values())]
         for steps, learners in results["tuning"].items()
-        for learner, found in learners.items()
+        for learner, accuracies in learners.items()
     ]
     text += [reporting.table(["", "learner", *(f"alpha {alpha:g}" for alpha in study.setting.alphas)], rows)]
     text += ["", *(f"`{command}`  " for command in results["commands"]), "", f"{results['machine']}."]
     return "\n".join([*text, *reporting.notes(dict(results))])
 
 
-def _figures(found: Mapping[str, Mapping[str, Any]], learner: str, tasks: int) -> dict[str, dict[str, float]]:
+def _figures(runs: Mapping[str, Mapping[str, Any]], learner: str, tasks: int) -> dict[str, dict[str, float]]:
     """CTM and LTM of a learner's runs of this length, by seed."""
-    return {seed: plots.figures(run, tasks) for seed, run in found.get(learner, {}).items() if run["tasks"] >= tasks}
+    return {seed: plots.figures(run, tasks) for seed, run in runs.get(learner, {}).items() if run["tasks"] >= tasks}
 
 
-def _table(name: str, found: Mapping[str, Mapping[str, Any]], tasks: int) -> Iterator[str]:
+def _table(name: str, runs: Mapping[str, Mapping[str, Any]], tasks: int) -> Iterator[str]:
     rows = []
-    for learner, seeds in found.items():
-        ours = _figures(found, learner, tasks)
-        if not ours:
+    for learner, seeds in runs.items():
+        by_seed = _figures(runs, learner, tasks)
+        if not by_seed:
             continue
-        theirs = plots.published(name, learner) or (None, None)
-        told = [
-            mean_error([figures[key] for figures in ours.values()], digits=2)
+        paper = plots.paper_figures(name, learner) or (None, None)
+        cells = [
+            mean_error([figures[key] for figures in by_seed.values()], digits=2)
             + (f" ({published:.2f})" if published else "")
-            for key, published in zip(("ctm", "ltm"), theirs, strict=True)
+            for key, published in zip(("ctm", "ltm"), paper, strict=True)
         ]
-        first = seeds[next(iter(ours))]
-        kept = f"{first['bytes'][tasks - 1] / 1e6:.2f} MB"
-        rows.append([learner, *told, ", ".join(ours), kept, first["chosen"], f"{first['seconds']:.0f} s"])
+        first = seeds[next(iter(by_seed))]
+        memory = f"{first['bytes'][tasks - 1] / 1e6:.2f} MB"
+        rows.append([learner, *cells, ", ".join(by_seed), memory, first["chosen"], f"{first['seconds']:.0f} s"])
     yield reporting.table(["learner", "CTM (paper)", "LTM (paper)", "seeds", "kept", "configuration", "time"], rows)
 
 
-def _gains(found: Mapping[str, Mapping[str, Any]], tasks: int) -> Iterator[str]:
+def _gains(runs: Mapping[str, Mapping[str, Any]], tasks: int) -> Iterator[str]:
     rows = []
-    for one, other in COMPARED:
-        ours, theirs = (_figures(found, learner, tasks) for learner in (one, other))
-        if seeds := [seed for seed in ours if seed in theirs]:
-            row = [f"{one} − {other}"]
+    for first, other in COMPARED:
+        first_figures, other_figures = (_figures(runs, learner, tasks) for learner in (first, other))
+        if seeds := [seed for seed in first_figures if seed in other_figures]:
+            row = [f"{first} − {other}"]
             for key in ("ctm", "ltm"):
-                gain = paired({s: ours[s][key] for s in seeds}, {s: theirs[s][key] for s in seeds})
+                gain = paired({s: first_figures[s][key] for s in seeds}, {s: other_figures[s][key] for s in seeds})
                 row.append(difference(gain, digits=2))
             rows.append([*row, str(len(seeds))])
     if rows:
@@ -233,17 +235,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report(args.stream, results, args.out)
         draw(args.stream, results, args.out)
         return 0
-    said = f"python recipes/online/streams.py --stream {args.stream}"
+    command = f"python recipes/online/streams.py --stream {args.stream}"
     for name in ("steps", "tasks", "seeds", "learners"):
-        said += f" --{name} " + " ".join(f'"{v}"' if " " in str(v) else str(v) for v in getattr(args, name))
-    said += " --hedge" * args.hedge
-    results |= {"machine": reporting.machine(), "commands": list(dict.fromkeys([*results["commands"], said]))}
+        command += f" --{name} " + " ".join(f'"{v}"' if " " in str(v) else str(v) for v in getattr(args, name))
+    command += " --hedge" * args.hedge
+    results |= {"machine": reporting.machine(), "commands": list(dict.fromkeys([*results["commands"], command]))}
     for steps, tasks in itertools.product([None] if args.hedge else args.steps, args.tasks):
-        kind, known = HEDGE if steps is None else f"K {steps}", {}
+        kind, tried = HEDGE if steps is None else f"K {steps}", {}
         if steps is not None:
-            known = results["tuning"].setdefault(kind, {})
-            for learner in (name for name in args.learners if common.LEARNERS[name][2] and name not in known):
-                known[learner] = tuned(args.stream, learner, steps, args.tuning, args.runs)
+            tried = results["tuning"].setdefault(kind, {})
+            for learner in (name for name in args.learners if common.LEARNERS[name][2] and name not in tried):
+                tried[learner] = tune(args.stream, learner, steps, args.tuning, args.runs)
                 report(args.stream, results, args.out)
         for seed, learner in itertools.product(args.seeds, args.learners):
             if learner == "FS" and steps not in (None, args.steps[0]):
@@ -252,8 +254,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             diverged = results["diverged"].setdefault(kind, {})
             if seeds.get(str(seed), {}).get("tasks", 0) < tasks and str(seed) not in diverged.get(learner, {}):
                 place = common.directory(args.runs, f"{args.stream}/{kind.replace(' ', '')}", learner, seed)
-                whole = replace(study.setting, steps=tuple(args.steps))
-                setting = whole if steps is None else study.at(steps, best(known.get(learner)))
+                grid_setting = replace(study.setting, steps=tuple(args.steps))
+                setting = grid_setting if steps is None else study.at(steps, best(tried.get(learner)))
                 try:
                     seeds[str(seed)] = common.run(setting, learner, tasks, seed, place)
                 except ClientError as error:

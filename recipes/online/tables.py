@@ -37,7 +37,7 @@ from common import LEARNERS, RESULTS, RUNS, SETTINGS
 
 MAIN = ("MOML", "FTML", "MOGD", "FS", "TOE")
 ABLATIONS = ("MOML ∇=0", "B-MOML 5", "B-MOML 10", "B-MOML 5 random", "B-MOML 10 random")
-WANTED: dict[str, Sequence[str]] = {
+DEFAULT_LEARNERS: dict[str, Sequence[str]] = {
     "s_mnist": (*MAIN, *ABLATIONS),
     "transformed": (*MAIN, "TOE, continued", *ABLATIONS),
     "letters_5": ("MOML", "FTML", "MOGD", "FS", "MOML ∇=0", "B-MOML 5", "B-MOML 10"),
@@ -61,21 +61,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.table:
         plots.report(results, args.out)
         return 0
-    said = ["python recipes/online/tables.py --settings", *args.settings, "--tasks", *map(str, args.tasks)]
-    said += ["--only", *(f'"{name}"' if " " in name else name for name in args.only)] if args.only else []
+    words = ["python recipes/online/tables.py --settings", *args.settings, "--tasks", *map(str, args.tasks)]
+    words += ["--only", *(f'"{name}"' if " " in name else name for name in args.only)] if args.only else []
     results |= {"machine": reporting.machine()}
-    results["commands"] = list(dict.fromkeys([*results.get("commands", []), " ".join(said)]))
+    results["commands"] = list(dict.fromkeys([*results.get("commands", []), " ".join(words)]))
     for setting in args.settings:
         if not common.is_available(setting):
             print(f"{setting}: no data here, skipped.", file=sys.stderr)
             continue
-        found = results["settings"].setdefault(setting, {})
+        runs = results["settings"].setdefault(setting, {})
         total = len(common.stream(SETTINGS[setting], args.seed))
         for stage in sorted({min(tasks, total) for tasks in args.tasks}):
-            for learner in args.only or WANTED.get(setting, ("MOML", "FTML", "MOGD", "FS")):
-                if found.get(learner, {}).get("tasks", 0) < stage:
+            for learner in args.only or DEFAULT_LEARNERS.get(setting, ("MOML", "FTML", "MOGD", "FS")):
+                if runs.get(learner, {}).get("tasks", 0) < stage:
                     place = common.directory(args.runs, setting, learner, args.seed)
-                    found[learner] = common.run(SETTINGS[setting], learner, stage, args.seed, place)
+                    runs[learner] = common.run(SETTINGS[setting], learner, stage, args.seed, place)
                     plots.report(results, args.out)
     return 0
 

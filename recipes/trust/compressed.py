@@ -71,11 +71,11 @@ def trial(data: str, split: str, uplink: tuple[Uplink, ...], seed: int, target: 
     history = run(experiment).history
     best, last = max(r["global/accuracy"] for r in history), history[-1]
     down = 4 * sum(r["comm/down_params"] for r in history)
-    reached = best >= target
+    is_reached = best >= target
     return {
-        "rounds": last["round"] if reached else None,
-        "up": round((last["comm/bytes"] - down) / MEGA, 4) if reached else None,
-        "total": round(last["comm/bytes"] / MEGA, 4) if reached else None,
+        "rounds": last["round"] if is_reached else None,
+        "up": round((last["comm/bytes"] - down) / MEGA, 4) if is_reached else None,
+        "total": round(last["comm/bytes"] / MEGA, 4) if is_reached else None,
         "best": round(best, 5),
         "left_out": round(reporting.excluded_share(history), 4),
     }
@@ -86,28 +86,28 @@ def name(split: str, uplink: tuple[Uplink, ...], seed: int) -> str:
     return f"{split} | {', '.join(map(repr, uplink)) or 'none'} | seed {seed}"
 
 
-def collect(stored: reporting.ResultsFile, data: str, seeds: Sequence[int], target: float) -> None:
+def collect(results_file: reporting.ResultsFile, data: str, seeds: Sequence[int], target: float) -> None:
     """Choose settings, then run what is missing."""
-    chosen: dict[str, dict[str, int]] = stored.results.setdefault("chosen", {})
+    choices: dict[str, dict[str, int]] = results_file.results.setdefault("chosen", {})
 
     def get(split: str, uplink: tuple[Uplink, ...], seed: int) -> dict[str, Any]:
-        return stored(name(split, uplink, seed), partial(trial, data, split, uplink, seed, target))
+        return results_file(name(split, uplink, seed), partial(trial, data, split, uplink, seed, target))
 
     for split in common.SPLITS:
         for label, settings in COMPRESSORS.items():
-            tried = [get(split, uplink, common.TUNING) for uplink in settings]
-            best = min(range(len(tried)), key=lambda i: (tried[i]["up"] or inf, -tried[i]["best"]))
-            chosen.setdefault(split, {})[label] = best
+            trials = [get(split, uplink, common.TUNING) for uplink in settings]
+            best = min(range(len(trials)), key=lambda i: (trials[i]["up"] or inf, -trials[i]["best"]))
+            choices.setdefault(split, {})[label] = best
             for seed in seeds:
                 get(split, settings[best], seed)
-    stored.save()
+    results_file.save()
 
 
 def cells(results: dict[str, Any], split: str, label: str, key: str) -> list[float]:
     """A figure of one cell, by seed; none for runs that did not reach the target."""
     uplink = COMPRESSORS[label][results["chosen"][split][label]]
-    found = [results["runs"].get(name(split, uplink, seed)) for seed in common.SEEDS]
-    return [one[key] for one in found if one and one[key] is not None]
+    runs = [results["runs"].get(name(split, uplink, seed)) for seed in common.SEEDS]
+    return [run[key] for run in runs if run and run[key] is not None]
 
 
 def tables(results: dict[str, Any]) -> str:
@@ -157,17 +157,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing, and write table and figure."""
     parser = common.parser(__doc__)
     parser.add_argument("--target", type=float, default=0.9)
-    given = parser.parse_args(arguments)
-    path = common.RESULTS / f"compressed_{given.data}.json"
-    stored = reporting.ResultsFile(
-        path, f"python recipes/trust/compressed.py --data {given.data} --target {given.target:g}"
+    args = parser.parse_args(arguments)
+    path = common.RESULTS / f"compressed_{args.data}.json"
+    results_file = reporting.ResultsFile(
+        path, f"python recipes/trust/compressed.py --data {args.data} --target {args.target:g}"
     )
-    if not given.table:
-        stored.results |= {"title": common.TITLES.get(given.data, given.data), "target": given.target}
-        collect(stored, given.data, given.seeds, given.target)
-    path.with_suffix(".md").write_text(tables(stored.results))
-    picture(stored.results, path.with_suffix(".png"))
-    return reporting.exit_code(stored.results)
+    if not args.table:
+        results_file.results |= {"title": common.TITLES.get(args.data, args.data), "target": args.target}
+        collect(results_file, args.data, args.seeds, args.target)
+    path.with_suffix(".md").write_text(tables(results_file.results))
+    picture(results_file.results, path.with_suffix(".png"))
+    return reporting.exit_code(results_file.results)
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ class Study:
     rounds: int = ROUNDS
 
     @property
-    def stored(self) -> reporting.ResultsFile:
+    def results_file(self) -> reporting.ResultsFile:
         """Its results."""
         command = f"python recipes/trust/hostile.py --data {self.data}"
         return reporting.ResultsFile(common.RESULTS / f"hostile_{self.data}.json", command)
@@ -90,33 +90,39 @@ class Study:
 
 @cache
 def federations(data: str, split: str, seed: int) -> tuple[Federation, Federation]:
-    """The federation, and that with a further client that holds the server's 100 samples."""
+    """The federation, and the same with a further client that holds the server's 100 samples."""
     source = common.source(data, 0 if data == "digits" else 6000)
     order = torch.from_numpy(np.random.default_rng(seed).permutation(len(source.train)))
-    mine, others = source.train.take(order[:ROOT]), source.train.take(order[ROOT:])
-    plain = common.deal(replace(source, train=others), split, seed)
-    arrays = plain.train.arrays
-    whole = replace(arrays, x=torch.cat([arrays.x, mine.x]), y=torch.cat([arrays.y, mine.y]))
-    rows = [plain.train.index[client] for client in range(len(plain))]
-    index = Index.of([*rows, np.arange(len(arrays), len(whole))])
-    nothing = Split(plain.test, Index.of([[] for _ in range(len(index))]))
-    return plain, replace(plain, train=Split(whole, index), validation=nothing, held_out=nothing)
+    server_samples, client_samples = source.train.take(order[:ROOT]), source.train.take(order[ROOT:])
+    federation = common.deal(replace(source, train=client_samples), split, seed)
+    arrays = federation.train.arrays
+    all_arrays = replace(arrays, x=torch.cat([arrays.x, server_samples.x]), y=torch.cat([arrays.y, server_samples.y]))
+    rows = [federation.train.index[client] for client in range(len(federation))]
+    index = Index.of([*rows, np.arange(len(arrays), len(all_arrays))])
+    empty = Split(federation.test, Index.of([[] for _ in range(len(index))]))
+    return federation, replace(federation, train=Split(all_arrays, index), validation=empty, held_out=empty)
 
 
 def root_alone(study: Study, seed: int) -> dict[str, Any]:
     """The accuracy of training on the server's 100 samples alone."""
-    whole = federations(study.data, "iid", seed)[1]
-    nothing = Split(whole.test, Index.of([[]]))
-    mine = Split(whole.train.arrays, Index.of([whole.train.index[common.CLIENTS]]))
-    return trained(study, replace(whole, train=mine, validation=nothing, held_out=nothing), Mixing(), None, seed)
+    extended = federations(study.data, "iid", seed)[1]
+    empty = Split(extended.test, Index.of([[]]))
+    server_split = Split(extended.train.arrays, Index.of([extended.train.index[common.CLIENTS]]))
+    return train_and_measure(
+        study, replace(extended, train=server_split, validation=empty, held_out=empty), Mixing(), None, seed
+    )
 
 
 def trial(study: Study, split: str, mixing: Mixing, attack: Attack | None, seed: int) -> dict[str, Any]:
     """One cell of the table for one seed."""
-    return trained(study, federations(study.data, split, seed)[isinstance(mixing, FLTrust)], mixing, attack, seed)
+    return train_and_measure(
+        study, federations(study.data, split, seed)[isinstance(mixing, FLTrust)], mixing, attack, seed
+    )
 
 
-def trained(study: Study, federation: Federation, mixing: Mixing, attack: Attack | None, seed: int) -> dict[str, Any]:
+def train_and_measure(
+    study: Study, federation: Federation, mixing: Mixing, attack: Attack | None, seed: int
+) -> dict[str, Any]:
     """Final accuracy (mean of the last three evaluations), success of the attack, and mean detection over rounds."""
     experiment = Experiment(
         Method("mixed", (CrossEntropy(),), mixing=mixing),
@@ -136,12 +142,12 @@ def trained(study: Study, federation: Federation, mixing: Mixing, attack: Attack
     except Exception as error:  # the attack made the model infinite
         return {"accuracy": 0.1, "error": str(error)}
     at_end = [r for r in history if "global/accuracy" in r][-3:]
-    found = {"accuracy": round(float(np.mean([r["global/accuracy"] for r in at_end])), 5)}
+    figures = {"accuracy": round(float(np.mean([r["global/accuracy"] for r in at_end])), 5)}
     if attack is not None:
-        found["detection"] = round(float(np.mean([r["attack/detection"] for r in history])), 4)
+        figures["detection"] = round(float(np.mean([r["attack/detection"] for r in history])), 4)
     if "attack/success" in at_end[-1]:
-        found["success"] = round(float(np.mean([r["attack/success"] for r in at_end])), 5)
-    return found | {"left_out": round(reporting.excluded_share(history), 4)}
+        figures["success"] = round(float(np.mean([r["attack/success"] for r in at_end])), 5)
+    return figures | {"left_out": round(reporting.excluded_share(history), 4)}
 
 
 def name(split: str, mixing: Mixing, attack: Attack | None, seed: int) -> str:
@@ -149,56 +155,60 @@ def name(split: str, mixing: Mixing, attack: Attack | None, seed: int) -> str:
     return f"{split} | {mixing!r} | {attack!r} | seed {seed}"
 
 
-def harm(found: dict[str, Any], attack: str) -> float:
+def harm(figures: dict[str, Any], attack: str) -> float:
     """The quantity that an attacker maximises."""
-    return found["success"] if attack == "backdoor" else -found["accuracy"]
+    return figures["success"] if attack == "backdoor" else -figures["accuracy"]
 
 
 def choose(
-    study: Study, stored: reporting.ResultsFile, split: str, aggregator: str
+    study: Study, results_file: reporting.ResultsFile, split: str, aggregator: str
 ) -> tuple[Mixing, dict[str, Attack | None]]:
     """The aggregator's setting and the strongest attacks against it, on the tuning seed."""
 
     def get(mixing: Mixing, attack: Attack | None) -> dict[str, Any]:
         make = partial(trial, study, split, mixing, attack, common.TUNING)
-        return stored(name(split, mixing, attack, common.TUNING), make)
+        return results_file(name(split, mixing, attack, common.TUNING), make)
 
-    found: list[tuple[float, Mixing, dict[str, Attack | None]]] = []
+    options: list[tuple[float, Mixing, dict[str, Attack | None]]] = []
     for mixing in AGGREGATORS[aggregator]:
         worst: dict[str, Attack | None] = {}
         for attack, strengths in ATTACKS.items():
-            tried = [harm(get(mixing, one), attack) for one in strengths]
-            worst[attack] = strengths[int(np.argmax(tried))]
-        found.append((float(np.mean([get(mixing, one)["accuracy"] for one in worst.values()])), mixing, worst))
-    return max(found, key=lambda one: one[0])[1:]
+            harms = [harm(get(mixing, strength), attack) for strength in strengths]
+            worst[attack] = strengths[int(np.argmax(harms))]
+        options.append(
+            (float(np.mean([get(mixing, strongest)["accuracy"] for strongest in worst.values()])), mixing, worst)
+        )
+    return max(options, key=lambda option: option[0])[1:]
 
 
-def collect(study: Study, stored: reporting.ResultsFile, seeds: Sequence[int]) -> None:
+def collect(study: Study, results_file: reporting.ResultsFile, seeds: Sequence[int]) -> None:
     """Run what is missing."""
     for split in common.SPLITS:
         for aggregator in AGGREGATORS:
-            mixing, worst = choose(study, stored, split, aggregator)
-            chosen = stored.results.setdefault("chosen", {}).setdefault(split, {})
-            chosen[aggregator] = {"mixing": repr(mixing)} | {attack: repr(one) for attack, one in worst.items()}
+            mixing, worst = choose(study, results_file, split, aggregator)
+            choices = results_file.results.setdefault("chosen", {}).setdefault(split, {})
+            choices[aggregator] = {"mixing": repr(mixing)} | {
+                attack: repr(strongest) for attack, strongest in worst.items()
+            }
     for seed in seeds:
-        stored(f"server's samples alone | seed {seed}", partial(root_alone, study, seed))
+        results_file(f"server's samples alone | seed {seed}", partial(root_alone, study, seed))
         for split in common.SPLITS:
             for aggregator in AGGREGATORS:
-                mixing, worst = choose(study, stored, split, aggregator)
+                mixing, worst = choose(study, results_file, split, aggregator)
                 for attack in worst.values():
                     make = partial(trial, study, split, mixing, attack, seed)
-                    stored(name(split, mixing, attack, seed), make)
-    stored.save()
+                    results_file(name(split, mixing, attack, seed), make)
+    results_file.save()
 
 
 def cells(results: dict[str, Any], split: str, aggregator: str, attack: str, key: str) -> list[float]:
     """A figure of one cell, by seed."""
-    chosen = results["chosen"][split][aggregator]
-    found = [
-        results["runs"].get(f"{split} | {chosen['mixing']} | {chosen[attack]} | seed {seed}", {})
+    choices = results["chosen"][split][aggregator]
+    runs = [
+        results["runs"].get(f"{split} | {choices['mixing']} | {choices[attack]} | seed {seed}", {})
         for seed in common.SEEDS
     ]
-    return [one[key] for one in found if key in one]
+    return [run[key] for run in runs if key in run]
 
 
 def tables(results: dict[str, Any]) -> str:
@@ -222,12 +232,12 @@ def tables(results: dict[str, Any]) -> str:
             )
         worst = [f"{100 * min(means[a][g] for a in ATTACKS):.1f}" for g in AGGREGATORS]
         text += ["", f"## {words}", "", reporting.table(["attack", *AGGREGATORS], [*rows, ["worst", *worst]])]
-    alone = [results["runs"].get(f"server's samples alone | seed {seed}", {}) for seed in common.SEEDS]
+    server_runs = [results["runs"].get(f"server's samples alone | seed {seed}", {}) for seed in common.SEEDS]
     text += [
         "",
         "Training on the 100 samples of FLTrust's server alone, for the same number of rounds, gives an accuracy of",
     ]
-    text += [mean_error([one["accuracy"] for one in alone if one], 100) + "."]
+    text += [mean_error([run["accuracy"] for run in server_runs if run], 100) + "."]
     text += ["", "## Success", ""]
     text += ["Share of stamped test samples of another class that are predicted as the target (backdoor), and of test"]
     text += ["samples that are predicted as their flipped label (label flip), in percent.", ""]
@@ -253,9 +263,9 @@ def tables(results: dict[str, Any]) -> str:
         text += ["", f"{words}:", "", reporting.table(["attack", *AGGREGATORS], rows)]
     text += ["", "## Settings", "", "As chosen on seed 0.", ""]
     rows = [
-        [common.WORDS[split], g, chosen["mixing"], ", ".join(chosen[a] for a in ATTACKS if len(ATTACKS[a]) > 1)]
+        [common.WORDS[split], g, choices["mixing"], ", ".join(choices[a] for a in ATTACKS if len(ATTACKS[a]) > 1)]
         for split, by in results["chosen"].items()
-        for g, chosen in by.items()
+        for g, choices in by.items()
     ]
     text += [reporting.table(["split", "aggregator", "setting", "attack strengths chosen"], rows)]
     return "\n".join([*text, *reporting.notes(results, len(results["runs"]))]) + "\n"
@@ -286,18 +296,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing, and write tables and figure."""
     parser = common.parser(__doc__)
     parser.add_argument("--rounds", type=int)
-    given = parser.parse_args(arguments)
-    study = Study(given.data, given.rounds or (ROUNDS if given.data == "digits" else 20))
-    stored = study.stored
-    stored.results["title"] = (
-        f"{common.TITLES.get(given.data, given.data)}, {study.rounds} rounds"
-        if not given.table
-        else stored.results["title"]
+    args = parser.parse_args(arguments)
+    study = Study(args.data, args.rounds or (ROUNDS if args.data == "digits" else 20))
+    results_file = study.results_file
+    results_file.results["title"] = (
+        f"{common.TITLES.get(args.data, args.data)}, {study.rounds} rounds"
+        if not args.table
+        else results_file.results["title"]
     )
-    if not given.table:
-        collect(study, stored, given.seeds)
-    (common.RESULTS / f"hostile_{given.data}.md").write_text(tables(stored.results))
-    picture(stored.results, common.RESULTS / f"hostile_{given.data}.png")
+    if not args.table:
+        collect(study, results_file, args.seeds)
+    (common.RESULTS / f"hostile_{args.data}.md").write_text(tables(results_file.results))
+    picture(results_file.results, common.RESULTS / f"hostile_{args.data}.png")
     return 0
 
 

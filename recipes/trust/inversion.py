@@ -30,7 +30,7 @@ from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import run
 
-DIGITS, SHOWN, STEPS, LR = 20, 8, 400, 1.0
+DIGITS, PANELS, STEPS, LR = 20, 8, 400, 1.0
 TRAINING: dict[str, dict[str, float]] = {
     "plain SGD": {},
     "C = 1, no noise": {"dp_clip": 1.0},
@@ -50,7 +50,7 @@ def gradient(x: Tensor, y: Tensor, settings: dict[str, float], seed: int) -> tup
     data = Split(common.first(source.train, 1), Index.of([[0]]))
     data.arrays.x.copy_(x)
     data.arrays.y.copy_(y)
-    nothing = Split(source.test, Index.of([[]]))
+    empty = Split(source.test, Index.of([[]]))
 
     def make() -> nn.Module:
         model = perceptron()
@@ -58,11 +58,11 @@ def gradient(x: Tensor, y: Tensor, settings: dict[str, float], seed: int) -> tup
         return model
 
     training = Local(lr=1.0, batch_size=1, **settings)  # type: ignore[arg-type]
-    given = Experiment(
-        methods.fedavg(), Federation(data, nothing, nothing, source.test), make, rounds=1, local=training, seed=seed,
+    experiment = Experiment(
+        methods.fedavg(), Federation(data, empty, empty, source.test), make, rounds=1, local=training, seed=seed,
         engine="serial", device="cpu", evaluation=Evaluation(what=()),
     )  # fmt: skip
-    model = run(given).model
+    model = run(experiment).model
     update = first[0] - torch.nn.utils.parameters_to_vector(model.parameters()).detach()
     torch.nn.utils.vector_to_parameters(first[0], model.parameters())
     return model, update
@@ -76,7 +76,7 @@ def invert(model: nn.Module, target: Tensor, seed: int) -> tuple[Tensor, int]:
     optimiser = torch.optim.Adam([x], lr=LR / 10)
     for _ in range(STEPS):
         loss = nn.functional.cross_entropy(model(x), torch.tensor([label]))
-        g = torch.cat([one.flatten() for one in torch.autograd.grad(loss, parameters, create_graph=True)])
+        g = torch.cat([part.flatten() for part in torch.autograd.grad(loss, parameters, create_graph=True)])
         variation = x.diff(dim=2).abs().mean() + x.diff(dim=3).abs().mean()
         objective = 1 - torch.cosine_similarity(g, target, dim=0) + variation / 1000
         optimiser.zero_grad()
@@ -94,11 +94,11 @@ def trial(settings: dict[str, float]) -> dict[str, Any]:
     for number in range(DIGITS):
         x, y = test.x[number : number + 1], test.y[number : number + 1]
         model, target = gradient(x, y, settings, seed=number)
-        found, label = invert(model, target, seed=number)
-        errors.append(float((found - x).square().mean()))
+        image, label = invert(model, target, seed=number)
+        errors.append(float((image - x).square().mean()))
         right += label == int(y)
-        images.append([round(value, 2) for value in found.flatten().tolist()])
-    return {"mse": np.round(errors, 6).tolist(), "labels": right / DIGITS, "images": images[:SHOWN]}
+        images.append([round(value, 2) for value in image.flatten().tolist()])
+    return {"mse": np.round(errors, 6).tolist(), "labels": right / DIGITS, "images": images[:PANELS]}
 
 
 def tables(results: dict[str, Any]) -> str:
@@ -113,12 +113,12 @@ def tables(results: dict[str, Any]) -> str:
     rows = [
         [
             words,
-            f"{np.mean(found['mse']):.4f}",
-            f"{100 * np.mean(np.array(found['mse']) < 0.01):.0f} %",
-            f"{100 * found['labels']:.0f} %",
+            f"{np.mean(figures['mse']):.4f}",
+            f"{100 * np.mean(np.array(figures['mse']) < 0.01):.0f} %",
+            f"{100 * figures['labels']:.0f} %",
         ]
         for words in TRAINING
-        for found in [results["runs"][words]]
+        for figures in [results["runs"][words]]
     ]
     header = ["gradient", "error", "error < .01", "labels"]
     return "\n".join([*text, "", reporting.table(header, rows), *reporting.notes(results)]) + "\n"
@@ -127,9 +127,9 @@ def tables(results: dict[str, Any]) -> str:
 def picture(results: dict[str, Any], path: Path) -> None:
     """Originals above reconstructions."""
 
-    rows = {"original": [image.flatten().tolist() for image in common.source("digits").test.x[:SHOWN]]}
+    rows = {"original": [image.flatten().tolist() for image in common.source("digits").test.x[:PANELS]]}
     rows |= {words: results["runs"][words]["images"] for words in TRAINING}
-    figure, axes = reporting.subplots(len(rows), SHOWN, figsize=(SHOWN, 1.1 * len(rows)))
+    figure, axes = reporting.subplots(len(rows), PANELS, figsize=(PANELS, 1.1 * len(rows)))
     for line, (words, images) in zip(axes, rows.items(), strict=True):
         for axis, image in zip(line, images, strict=True):
             axis.imshow(np.reshape(image, (8, 8)), vmin=0, vmax=1, cmap="gray")
@@ -141,11 +141,11 @@ def picture(results: dict[str, Any], path: Path) -> None:
 
 def main() -> int:
     """Reconstruct what is missing, and write table and figure."""
-    stored = reporting.ResultsFile(common.RESULTS / "inversion.json", "python recipes/trust/inversion.py")
+    results_file = reporting.ResultsFile(common.RESULTS / "inversion.json", "python recipes/trust/inversion.py")
     for words, settings in TRAINING.items():
-        stored(words, partial(trial, settings))
-    (common.RESULTS / "inversion.md").write_text(tables(stored.results))
-    picture(stored.results, common.RESULTS / "inversion.png")
+        results_file(words, partial(trial, settings))
+    (common.RESULTS / "inversion.md").write_text(tables(results_file.results))
+    picture(results_file.results, common.RESULTS / "inversion.png")
     return 0
 
 

@@ -47,11 +47,11 @@ def model(settings: dict[str, float], seed: int) -> dict[str, Any]:
     source = common.source("digits")
     pool = common.first(source.train, POOL)
     rows = np.random.default_rng(seed).permutation(POOL)[: POOL // 2]
-    nothing = Split(source.test, Index.of([[] for _ in range(CLIENTS)]))
-    dealt = Federation(Split(pool, Index.of(np.array_split(rows, CLIENTS))), nothing, nothing, source.test)
+    empty = Split(source.test, Index.of([[] for _ in range(CLIENTS)]))
+    federation = Federation(Split(pool, Index.of(np.array_split(rows, CLIENTS))), empty, empty, source.test)
     training = Local(steps=10, batch_size=20, lr=0.3, poisson=True, dp_delta=1e-3, **settings)  # type: ignore[arg-type]
     experiment = Experiment(
-        methods.fedavg(), dealt, common.mlp(pool), rounds=ROUNDS, local=training, seed=seed, engine="serial",
+        methods.fedavg(), federation, common.mlp(pool), rounds=ROUNDS, local=training, seed=seed, engine="serial",
         device="cpu", evaluation=Evaluation(what=("global",), every=ROUNDS),
     )  # fmt: skip
     result = run(experiment)
@@ -70,19 +70,19 @@ def model(settings: dict[str, float], seed: int) -> dict[str, Any]:
 
 def attack(models: list[dict[str, Any]]) -> dict[str, list[Inference]]:
     """Both attacks on each model, the others being shadows."""
-    phi = np.array([one["phi"] for one in models])
+    phi = np.array([record["phi"] for record in models])
     inside = np.zeros(phi.shape, dtype=bool)
-    for row, one in enumerate(models):
-        inside[row, one["inside"]] = True
-    found: dict[str, list[Inference]] = {"loss threshold": [], "LiRA": []}
+    for row, record in enumerate(models):
+        inside[row, record["inside"]] = True
+    inferences: dict[str, list[Inference]] = {"loss threshold": [], "LiRA": []}
     for row in range(len(models)):
-        others = np.arange(len(models)) != row
+        shadows = np.arange(len(models)) != row
         losses = np.log1p(np.exp(-phi[row]))  # -log p
-        known = inside[others].any(0) & ~inside[others].all(0)
-        found["loss threshold"].append(inference(loss_threshold(losses), inside[row]))
-        ratio = lira(phi[row][known], phi[others][:, known], inside[others][:, known])
-        found["LiRA"].append(inference(ratio, inside[row][known]))
-    return found
+        usable = inside[shadows].any(0) & ~inside[shadows].all(0)
+        inferences["loss threshold"].append(inference(loss_threshold(losses), inside[row]))
+        ratio = lira(phi[row][usable], phi[shadows][:, usable], inside[shadows][:, usable])
+        inferences["LiRA"].append(inference(ratio, inside[row][usable]))
+    return inferences
 
 
 def tables(results: dict[str, Any]) -> str:
@@ -95,15 +95,15 @@ def tables(results: dict[str, Any]) -> str:
     rows = []
     for words in TRAINING:
         models = [results["runs"].get(f"{words} | model {seed}") for seed in range(MODELS)]
-        models = [one for one in models if one]
+        models = [record for record in models if record]
         if len(models) < 3:
             continue
         epsilon = models[0]["epsilon"]
-        for name, found in attack(models).items():
+        for name, attacks in attack(models).items():
             rows.append([
                 words, "∞" if epsilon is None else f"{epsilon:.1f}",
-                mean_error([one["accuracy"] for one in models], 100), name,
-                *(mean_error([getattr(one, key) for one in found], 100) for key in Inference._fields),
+                mean_error([record["accuracy"] for record in models], 100), name,
+                *(mean_error([getattr(result, key) for result in attacks], 100) for key in Inference._fields),
             ])  # fmt: skip
     header = ["training", "ε", "test accuracy", "attack", "AUC", "advantage", "TPR at 1 % FPR"]
     return "\n".join([*text, "", reporting.table(header, rows), *reporting.notes(results, len(results["runs"]))]) + "\n"
@@ -113,16 +113,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Train what is missing, and write the table."""
     parser = reporting.options(__doc__)
     parser.add_argument("--models", type=int, default=MODELS)
-    given = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     path = common.RESULTS / "membership.json"
-    stored = reporting.ResultsFile(path, "python recipes/trust/membership.py")
-    if not given.table:
+    results_file = reporting.ResultsFile(path, "python recipes/trust/membership.py")
+    if not args.table:
         for words, settings in TRAINING.items():
-            for seed in range(given.models):
-                stored(f"{words} | model {seed}", partial(model, settings, seed))
-        stored.save()
-    path.with_suffix(".md").write_text(tables(stored.results))
-    return reporting.exit_code(stored.results)
+            for seed in range(args.models):
+                results_file(f"{words} | model {seed}", partial(model, settings, seed))
+        results_file.save()
+    path.with_suffix(".md").write_text(tables(results_file.results))
+    return reporting.exit_code(results_file.results)
 
 
 if __name__ == "__main__":

@@ -89,9 +89,9 @@ def trial(data: str, label: str, epsilon: float, lr: float, bound: float, seed: 
     )
     history = run(experiment).history
     last = history[-1]
-    spent = {"epsilon": round(last["privacy/epsilon"], 4)} if uplink else {}
-    measured = {"deployed": round(last["clients/accuracy/mean"], 5), "server": round(last["global/accuracy"], 5)}
-    return {**measured, "left_out": round(reporting.excluded_share(history), 4), **spent}
+    privacy = {"epsilon": round(last["privacy/epsilon"], 4)} if uplink else {}
+    accuracies = {"deployed": round(last["clients/accuracy/mean"], 5), "server": round(last["global/accuracy"], 5)}
+    return {**accuracies, "left_out": round(reporting.excluded_share(history), 4), **privacy}
 
 
 def name(label: str, epsilon: float, lr: float, bound: float, seed: int) -> str:
@@ -99,29 +99,29 @@ def name(label: str, epsilon: float, lr: float, bound: float, seed: int) -> str:
     return f"{label} | epsilon {epsilon:g} | rate {lr:g} | bound {bound:g} | seed {seed}"
 
 
-def collect(stored: reporting.ResultsFile, data: str, seeds: Sequence[int], rounds: int) -> None:
+def collect(results_file: reporting.ResultsFile, data: str, seeds: Sequence[int], rounds: int) -> None:
     """Choose settings, then run what is missing."""
-    chosen: dict[str, dict[str, Any]] = stored.results.setdefault("chosen", {})
+    choices: dict[str, dict[str, Any]] = results_file.results.setdefault("chosen", {})
 
     def get(label: str, epsilon: float, lr: float, bound: float, seed: int) -> dict[str, Any]:
         make = partial(trial, data, label, epsilon, lr, bound, seed, rounds)
-        return stored(name(label, epsilon, lr, bound, seed), make)
+        return results_file(name(label, epsilon, lr, bound, seed), make)
 
     for label, epsilon in product(METHODS, EPSILONS):
         grid = list(product(RATES, BOUNDS if epsilon < inf else (inf,)))
-        tried = [get(label, epsilon, *point, common.TUNING)["deployed"] for point in grid]
-        point = grid[int(np.argmax(tried))]
-        chosen.setdefault(label, {})[f"{epsilon:g}"] = list(point)
+        accuracies = [get(label, epsilon, *point, common.TUNING)["deployed"] for point in grid]
+        point = grid[int(np.argmax(accuracies))]
+        choices.setdefault(label, {})[f"{epsilon:g}"] = list(point)
         for seed in seeds:
             get(label, epsilon, *point, seed)
-    stored.save()
+    results_file.save()
 
 
 def cells(results: dict[str, Any], label: str, epsilon: float, key: str) -> list[float]:
     """A figure of one cell, by seed."""
     lr, bound = results["chosen"][label][f"{epsilon:g}"]
-    found = [results["runs"].get(name(label, epsilon, lr, bound, seed)) for seed in common.SEEDS]
-    return [one[key] for one in found if one]
+    runs = [results["runs"].get(name(label, epsilon, lr, bound, seed)) for seed in common.SEEDS]
+    return [run[key] for run in runs if run]
 
 
 def tables(results: dict[str, Any]) -> str:
@@ -174,15 +174,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing, and write table and figure."""
     parser = common.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    given = parser.parse_args(arguments)
-    path = common.RESULTS / f"private_{given.data}.json"
-    stored = reporting.ResultsFile(path, f"python recipes/trust/private.py --data {given.data}")
-    if not given.table:
-        stored.results["title"] = f"{common.TITLES.get(given.data, given.data)}, {given.rounds} rounds"
-        collect(stored, given.data, given.seeds, given.rounds)
-    path.with_suffix(".md").write_text(tables(stored.results))
-    picture(stored.results, path.with_suffix(".png"))
-    return reporting.exit_code(stored.results)
+    args = parser.parse_args(arguments)
+    path = common.RESULTS / f"private_{args.data}.json"
+    results_file = reporting.ResultsFile(path, f"python recipes/trust/private.py --data {args.data}")
+    if not args.table:
+        results_file.results["title"] = f"{common.TITLES.get(args.data, args.data)}, {args.rounds} rounds"
+        collect(results_file, args.data, args.seeds, args.rounds)
+    path.with_suffix(".md").write_text(tables(results_file.results))
+    picture(results_file.results, path.with_suffix(".png"))
+    return reporting.exit_code(results_file.results)
 
 
 if __name__ == "__main__":

@@ -173,8 +173,8 @@ def test_courses_that_cannot_be_are_refused(wrong: dict[str, float]) -> None:
 
 def test_the_recipe_writes_counts_tables_and_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, problems = load("distill", "toys"), load("distill", "toy_problems")
-    taught = problems._taught
-    monkeypatch.setattr(problems, "_taught", lambda *about, **_: taught(*about, steps=20))
+    taught = problems._train_teacher
+    monkeypatch.setattr(problems, "_train_teacher", lambda *about, **_: taught(*about, steps=20))
     small = ["--draws", "1", "2", "--starts", "3", "--tries", "2", "--rounds", "2", "--samples", "60", "--scan", "2"]
     assert recipe.main([*small, "--out", str(tmp_path)]) == 0
     kept = json.loads((tmp_path / "toys.json").read_text())
