@@ -34,7 +34,7 @@ from fedloom.parts.adaptation import Maml
 from fedloom.parts.objectives import CrossEntropy
 from fedloom.rounds import subspace
 from fedloom_apps.online import ExpertConfig, ExpertEnsemble, learners
-from fedloom_apps.online.ensemble import MEMORY, stored, task_batches
+from fedloom_apps.online.ensemble import MEMORY, task_batches, task_entries
 
 RATE, STEPS, CLASSES, SIZES = 0.1, 10, 10, (784, 200, 10)
 WORK = [(tasks, experts, inner) for tasks in (1, 10) for experts in (1, 6) for inner in (1, 5)]
@@ -97,11 +97,11 @@ def contestants(tasks: int, experts: int, inner: int, dtype: torch.dtype) -> dic
     ensemble = ExpertEnsemble(configs, model, CLASSES, (CrossEntropy(),), support=10)
     state = ensemble.init()
     for number in range(tasks - 1):
-        state[MEMORY] |= stored(number, data(number, dtype))
+        state[MEMORY] |= task_entries(number, data(number, dtype))
     state["0"]["held"] = torch.arange(tasks - 1)
     last = tasks - 1
     new = data(last, dtype)
-    seen = state[MEMORY] | stored(last, new)
+    seen = state[MEMORY] | task_entries(last, new)
     steps = task_batches(learner, local, 10, seen, list(range(last)), last, 0)
 
     def own() -> Tensor:

@@ -21,7 +21,7 @@ from fedloom_apps.online.streams import (
     s_mnist_change,
     streams,
     task_stream,
-    transformed,
+    transform_images,
 )
 
 
@@ -212,7 +212,7 @@ def test_ranges_transform_each_class_in_its_own_way() -> None:
         for x, y in zip(task.train.x, task.train.y, strict=True):
             originals = pool.train.x[pool.train.y == y]
             mine = {name: value[y].expand(len(originals), *value.shape[1:]) for name, value in how.items()}
-            found += int((transformed(originals, mine, black) - x).abs().amax((1, 2, 3)).min() < 1e-6)
+            found += int((transform_images(originals, mine, black) - x).abs().amax((1, 2, 3)).min() < 1e-6)
         assert found == 60  # every image is one of its class, changed as its class is
     assert len({tuple(stream[0].about["rotation"]), tuple(stream[1].about["rotation"])}) == 2
     turned = np.concatenate([stream[n].about["rotation"] for n in range(100)])
@@ -235,15 +235,17 @@ def test_turns_and_flips_are_exact_and_crops_and_scales_are_as_large_as_they_say
         ({"flip": torch.tensor([[-1.0, 1.0]])}, x.flip(3)),
         ({"flip": torch.tensor([[1.0, -1.0]])}, x.flip(2)),
     ):
-        torch.testing.assert_close(transformed(x, plain | changed, black), expected, atol=1e-5, rtol=0)
-    small = transformed(torch.ones(1, 1, 8, 8), plain | {"scale": torch.tensor([0.5])}, black)
+        torch.testing.assert_close(transform_images(x, plain | changed, black), expected, atol=1e-5, rtol=0)
+    small = transform_images(torch.ones(1, 1, 8, 8), plain | {"scale": torch.tensor([0.5])}, black)
     assert (small[0, 0, 2:6, 2:6] > 0.9).all()
     assert small.sum() == pytest.approx(16 - 0.4 * 48)
     columns = torch.arange(8.0).expand(1, 1, 8, 8)
-    window = transformed(columns, plain | {"crop": torch.tensor([0.5]), "corner": torch.tensor([[0.5, 0.0]])}, black)
+    window = transform_images(
+        columns, plain | {"crop": torch.tensor([0.5]), "corner": torch.tensor([[0.5, 0.0]])}, black
+    )
     torch.testing.assert_close(window[0, 0, 3, :7], 3.75 + 0.5 * torch.arange(7.0))  # the right half, twice as large
     upper_left = plain | {"crop": torch.tensor([0.25]), "corner": torch.tensor([[-0.5, -0.5]])}
-    corner = transformed(torch.eye(8)[None, None].flip(3), upper_left, torch.zeros(1, 1, 1))
+    corner = transform_images(torch.eye(8)[None, None].flip(3), upper_left, torch.zeros(1, 1, 1))
     assert corner.abs().max() == 0  # of the other diagonal nothing is there
 
 

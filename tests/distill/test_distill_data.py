@@ -55,9 +55,9 @@ def distilled(source: Source, **settings: object) -> DistillExperiment:
 def test_bytes_give_the_bits_of_numbers_and_are_read_by_mini_batch(
     settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for place, name in ((learner, "AT_ONCE"), (data, "AT_ONCE"), (data, "FIRST")):
+    for place, name in ((learner, "AT_ONCE"), (data, "AT_ONCE"), (data, "CHECK_SAMPLES")):
         monkeypatch.setattr(place, name, 16)
-    monkeypatch.setattr(task, "SAMPLED", 8)
+    monkeypatch.setattr(task, "CHECKSUM_ROWS", 8)
     expected = distill.run(distilled(photographs(), **settings))
     with as_bytes():
         stored = photographs()

@@ -41,7 +41,7 @@ from fedloom_apps.distill import (
     task,
 )
 from fedloom_apps.distill.data import TeacherCache
-from fedloom_apps.distill.task import published, selected, warm_start_warnings
+from fedloom_apps.distill.task import best_test_record, selected_record, warm_start_warnings
 
 
 def snapshot(module: nn.Module) -> Tensor:
@@ -295,7 +295,7 @@ def test_the_reported_model_is_the_best_on_validation_samples(images: Problem):
     best = max(main, key=lambda r: (r["validation/accuracy"], -r["validation/cross_entropy"]))
     assert run.summary["selected"]["round"] == best["round"]
     assert run.summary["selected"]["accuracy"] == best["global/accuracy"]
-    found = dict(task.measured(run.model, images.data.placed(torch.float64, "cpu").test))
+    found = dict(task.evaluate(run.model, images.data.to_device(torch.float64, "cpu").test))
     assert found["accuracy"] == best["global/accuracy"], "and it is the model that was returned"
     assert run.summary["as_published"]["accuracy"] == max(r["global/accuracy"] for r in main)
 
@@ -314,7 +314,7 @@ def test_selection_looks_past_the_warm_start():
         {"round": 2, "phase": "main", "validation/accuracy": 0.5, "global/accuracy": 0.6},
         {"round": 3, "phase": "main", "validation/accuracy": 0.4, "global/accuracy": 0.7},
     ]
-    chosen, on_test = selected(records), published(records)
+    chosen, on_test = selected_record(records), best_test_record(records)
     assert chosen is not None
     assert on_test is not None
     assert (chosen["round"], on_test["round"]) == (2, 3)
@@ -323,7 +323,7 @@ def test_selection_looks_past_the_warm_start():
 def test_of_equally_accurate_models_the_surest_is_reported():
     losses = (0.6, 0.02, 0.02, None, float("nan"))
     records = [{"round": i, "validation/accuracy": 1.0, "validation/cross_entropy": v} for i, v in enumerate(losses)]
-    assert [selected(part)["round"] for part in (records, records[2:], records[3:])] == [1, 2, 3]  # type: ignore[index]
+    assert [selected_record(part)["round"] for part in (records, records[2:], records[3:])] == [1, 2, 3]  # type: ignore[index]
 
 
 def test_a_student_that_falls_behind_its_warm_start_is_told_of():
@@ -342,7 +342,7 @@ def test_a_run_that_is_stopped_in_its_warm_start_returns_the_student_as_it_is(ve
 
     run = distill.run(vectors.experiment(disk(), epochs=8), tmp_path / "run", callbacks=[Enough()])
     assert (run.summary["status"], run.history[-1]["phase"], run.summary["selected"]) == ("stopped", "warm", None)
-    found = dict(task.measured(run.model, vectors.data.placed(torch.float64, "cpu").test))
+    found = dict(task.evaluate(run.model, vectors.data.to_device(torch.float64, "cpu").test))
     assert found["accuracy"] == run.history[-1]["global/accuracy"]
     stored = load_file(tmp_path / "run" / "model.safetensors")
     assert all(torch.equal(value, stored[name]) for name, value in run.model.state_dict().items())

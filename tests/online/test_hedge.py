@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fedloom.base.errors import ConfigError
-from fedloom_apps.online.learners import Hedge, mixed
+from fedloom_apps.online.learners import Hedge, weighted_sum
 
 LOSSES = st.tuples(st.integers(1, 40), st.integers(1, 8)).flatmap(
     lambda shape: arrays(np.float64, shape, elements=st.floats(0, 1, width=32))
@@ -26,7 +26,7 @@ def test_the_mixture_loses_little_more_than_the_best_expert(losses: np.ndarray, 
     p = np.full(losses.shape[1], 1 / losses.shape[1])
     for row in losses:
         np.testing.assert_allclose(hedge.p(total).numpy(), p, atol=1e-9)
-        suffered += mixed(hedge.p(total), torch.from_numpy(row))
+        suffered += weighted_sum(hedge.p(total), torch.from_numpy(row))
         total = hedge.update(total, torch.from_numpy(row))
         p = p * gamma**row / (p * gamma**row).sum()  # algorithm 10, as it is written
     best = float(losses.sum(0).min())
@@ -42,7 +42,7 @@ def test_an_expert_that_diverges_is_never_trusted_again() -> None:
     total = hedge.update(total, torch.tensor([0.5, 0.0, 0.5]))
     assert hedge.p(total).tolist() == [0.5, 0.0, 0.5]
     assert hedge.active(total) == [0, 2]
-    assert mixed(hedge.p(total), torch.tensor([1.0, float("nan"), 0.0])) == 0.5
+    assert weighted_sum(hedge.p(total), torch.tensor([1.0, float("nan"), 0.0])) == 0.5
 
 
 def test_experts_are_given_up_below_the_threshold() -> None:

@@ -39,7 +39,7 @@ def test_observed_tasks_give_the_bits_of_a_run(learner: OnlineLearner, over: dic
             right = float((probabilities.argmax(1) == task.test.y).double().mean())
             assert right == pytest.approx(whole.history[t]["ctm/accuracy"])
         live.observe(support, answers)
-    assert live.seen == 5
+    assert live.tasks_seen == 5
     assert repr(live) == f"<LiveLearner 'test': {len(live.p)} expert{'s' * (len(live.p) > 1)}, 5 tasks>"
     for place, tree in whole.state.items():
         assert all(torch.equal(value, live.state[place][name]) for name, value in tree.items())
@@ -68,7 +68,7 @@ def test_a_run_goes_on_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for task in build(ONLINE.resolve([*words, "tasks=4"])).stream[2:]:
         live.observe((task.train.x, task.train.y), (task.test.x, task.test.y))
     whole = fl.online.load("run4")
-    assert live.seen == whole.seen == 4
+    assert live.tasks_seen == whole.tasks_seen == 4
     assert list(live.history["round"]) == [1, 2]
     assert whole.summary["rounds"] == len(whole.history) == 4
     assert all(torch.equal(value, live.state["0"][name]) for name, value in whole.state["0"].items())
@@ -181,7 +181,7 @@ def test_labels_that_are_no_class_numbers_are_refused(y: Any, sentence: str) -> 
         with pytest.raises(DataError, match=sentence):
             call()
     live.observe((torch.zeros(3, 2), [[0.0], [1.0], [2.0]]))  # a column of whole numbers
-    assert live.seen == 1
+    assert live.tasks_seen == 1
 
 
 def test_what_is_empty_is_named() -> None:

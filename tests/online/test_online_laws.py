@@ -18,7 +18,7 @@ from fedloom.core.local import Local
 from fedloom.core.parts import Adaptation, Batch
 from fedloom.parts.adaptation import FineTune, Maml, Prototypes
 from fedloom_apps.online import BufferedMoml, Fs, Ftml, Mogd, Moml, OnlineLearner, PlainMoml, Toe, ToeContinued, run
-from fedloom_apps.online.ensemble import MEMORY, ExpertEnsemble, stored, task_batches
+from fedloom_apps.online.ensemble import MEMORY, ExpertEnsemble, task_batches, task_entries
 from fedloom_apps.online.experiment import Measures
 
 RANDOM = np.random.default_rng(3)
@@ -79,7 +79,7 @@ def maml(support: int) -> Tensor:
 
 @pytest.mark.parametrize(("support", "shares"), [(3, False), (5, False), (6, True)])
 def test_support_and_query_are_disjoint_where_there_are_samples(support: int, shares: bool) -> None:
-    memory = stored(0, gaussians(0).train)
+    memory = task_entries(0, gaussians(0).train)
     steps = task_batches(Mogd(), Local(steps=8, batch_size=4), support, memory, [], 0, seed=1, disjoint=True)
     common = 0
     for ((first, query),) in steps:
@@ -91,7 +91,7 @@ def test_support_and_query_are_disjoint_where_there_are_samples(support: int, sh
 @pytest.mark.parametrize(("steps", "batch_size"), [(None, 4), (None, 0), (5, 4)])
 def test_support_batches_last_as_long_as_the_steps(steps: int | None, batch_size: int) -> None:
     """Epochs are counted in query batches; support batches of another size, and of tasks of another size, go on."""
-    memory = stored(0, gaussians(0, samples=5).train) | stored(1, gaussians(1).train)
+    memory = task_entries(0, gaussians(0, samples=5).train) | task_entries(1, gaussians(1).train)
     local = Local(epochs=2, steps=steps, batch_size=batch_size)
     found = task_batches(Ftml(draws=0), local, 7, memory, [0], 1, seed=1)
     assert len(found) == local.steps_for(9)
@@ -99,7 +99,7 @@ def test_support_batches_last_as_long_as_the_steps(steps: int | None, batch_size
 
 
 def test_a_smaller_last_batch_is_dropped_if_asked() -> None:
-    memory = stored(0, gaussians(0).train)  # nine samples
+    memory = task_entries(0, gaussians(0).train)  # nine samples
     for local, sizes in (
         (Local(steps=4, batch_size=4), [4, 4, 1, 4]),
         (Local(steps=4, batch_size=4, last_batch="drop"), [4] * 4),
@@ -127,7 +127,7 @@ def test_toe_starts_anew_with_every_task_and_predicts_with_the_result() -> None:
     found, ensemble = run(online(Toe(), stream(3))), online(Toe()).ensemble()
     state = ensemble.init()
     for t in range(3):
-        state[MEMORY] |= stored(t, gaussians(t).train)
+        state[MEMORY] |= task_entries(t, gaussians(t).train)
     held = torch.tensor([0, 1])  # as before the third task
     alone, _ = ensemble.learn({**state, "0": {**state["0"], "held": held}}, 2, gaussians(2).train)
     assert torch.equal(found.state["0"]["w"], alone["0"]["w"])

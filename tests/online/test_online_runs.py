@@ -41,7 +41,7 @@ from fedloom_apps.online import (
     learners,
     run,
 )
-from fedloom_apps.online.evaluate import samples_needed, trusted
+from fedloom_apps.online.evaluate import leading_experts, samples_needed
 from fedloom_apps.online.streams import Task, TaskStream, task_stream
 
 MEASURES = Measures(ltm_every=2, efficiency_every=2, sizes=(0, 3, 9))
@@ -332,9 +332,9 @@ def test_efficiency_grows_from_no_sample_to_the_whole_task() -> None:
 
 def test_experts_that_are_hardly_trusted_are_left_out() -> None:
     p = torch.tensor([0.0004, 0.0005, 0.9991], dtype=torch.float64)
-    assert trusted(p, 1e-3) == [2]
-    assert trusted(p, 5e-4) == [1, 2]
-    assert trusted(p, 0.0) == [0, 1, 2]
+    assert leading_experts(p, 1e-3) == [2]
+    assert leading_experts(p, 5e-4) == [1, 2]
+    assert leading_experts(p, 0.0) == [0, 1, 2]
 
 
 def test_a_label_has_epochs_where_these_are_used() -> None:

@@ -99,7 +99,7 @@ DISTILL = CommandSchema(
         "teacher_training": {"batch_size": 50, "lr": 0.05, "clip": 10.0},
         "checkpoint": {"every": 5},
     },
-    default_sweep=lambda named: ("method=ce,kd,disk",),
+    default_sweep=lambda keys: ("method=ce,kd,disk",),
     may_change=("device", "cache", "checkpoint", "trackers"),
 )
 
@@ -119,8 +119,8 @@ def build(config: Config, shared: Shared | None = None) -> DistillExperiment:
     student = initial_model(experiment.model, experiment.seed, dtype)
     if experiment.start is not None:
         load_start(student, experiment.start, data)
-    inputs, taught_by = tuple(data.train.x.shape[1:]), network if method.needs_teacher else None
-    make_learner(method, student, taught_by, inputs, experiment.training, experiment.seed, dtype)
+    inputs, teacher_network = tuple(data.train.x.shape[1:]), network if method.needs_teacher else None
+    make_learner(method, student, teacher_network, inputs, experiment.training, experiment.seed, dtype)
     return replace(experiment, teacher=teacher)
 
 
@@ -174,9 +174,9 @@ def build_teacher(config: Config, shared: Shared | None = None) -> DistillExperi
 
 def teacher_settings(config: Config) -> dict[str, Any]:
     """The configuration of the run that trains the teacher: all that the teacher depends on."""
-    same = ("data", "augment", "dtype", "device", "teacher_epochs", "split_seed", *SPLITS)
+    keys = ("data", "augment", "dtype", "device", "teacher_epochs", "split_seed", *SPLITS)
     return {
-        **{key: config[key] for key in same},
+        **{key: config[key] for key in keys},
         "method": {"name": "ce", "warm": False},
         "model": config["teacher"],
         "epochs": config["teacher_epochs"],
@@ -204,8 +204,8 @@ def _read(settings: Mapping[str, Any]) -> Source:
 def train(experiment: DistillExperiment, job: Job, batch: RunPlan, *, callbacks: list[Any], **settings: Any) -> None:
     """Train a student, and before it its teacher if that is still to be trained."""
     if experiment.teacher == PENDING:
-        wanted = batch.is_sweep or experiment.method.needs_teacher
-        experiment = replace(experiment, teacher=_teacher(job, batch, callbacks[0]) if wanted else None)
+        is_needed = batch.is_sweep or experiment.method.needs_teacher
+        experiment = replace(experiment, teacher=_teacher(job, batch, callbacks[0]) if is_needed else None)
     settings["resume"] = settings["resume"] or True  # or starts in the folder of the teacher
     result = run(experiment, job.directory, callbacks=callbacks, cache=batch.parent / "answers", **settings)
     _check_written(job.directory, result, batch)
@@ -214,12 +214,12 @@ def train(experiment: DistillExperiment, job: Job, batch: RunPlan, *, callbacks:
 def _teacher(job: Job, batch: RunPlan, progress: NullProgress) -> Path:
     """The run directory of a job's teacher, which is trained if necessary; jobs with equal settings share it."""
 
-    def described(config: Config) -> str:
+    def settings_text(config: Config) -> str:
         return json.dumps(teacher_settings(config), sort_keys=True)
 
-    teachers = list(dict.fromkeys(described(job.config) for job in batch.jobs))
-    before = teachers.index(described(job.config))
-    place = batch.parent / (f"teacher-{before + 1}" if before else "teacher")
+    teachers = list(dict.fromkeys(settings_text(job.config) for job in batch.jobs))
+    position = teachers.index(settings_text(job.config))
+    place = batch.parent / (f"teacher-{position + 1}" if position else "teacher")
     if not RunDirectory(place).status.ended:
         refuse_link(place, "a teacher's run")
         label, progress.label = progress.label, "teacher"
@@ -233,27 +233,27 @@ def _teacher(job: Job, batch: RunPlan, progress: NullProgress) -> Path:
 def _check_written(directory: Path, result: Distilled, batch: RunPlan) -> None:
     """Raise ``CheckpointError`` if the last files of a run are not there, for which a full disk had no room."""
     if not RunDirectory(directory).status.ended:
-        why = " ".join(result.summary["warnings"][-1:]).rstrip(".") or "its summary.json is missing"
+        reason = " ".join(result.summary["warnings"][-1:]).rstrip(".") or "its summary.json is missing"
         raise CheckpointError(
-            f"the run {directory} is not complete: {why}; make room and continue with resume={batch.parent}."
+            f"the run {directory} is not complete: {reason}; make room and continue with resume={batch.parent}."
         )
 
 
 def table(rows: Rows) -> Table:
     """A table of methods: accuracy, passes and size of the students and of the teacher."""
     heads = ("accuracy", "best on test", "passes", "for guide", "parameters", "MACs", "smaller by", "time")
-    shown = numeric_table("method", heads)
+    overview = numeric_table("method", heads)
     columns: dict[str, tuple[str, Any]] = {}
     for label, summary in rows:
         if summary.get("teacher"):
             columns.setdefault(str(summary["teacher"]), (label, summary["teacher"]))
-    for label, taught in columns.values():
-        sizes = (count(taught[key]) for key in ("parameters", "macs"))
-        cells = (number("accuracy", taught["accuracy"]), *[ABSENT] * 3, *sizes, *[ABSENT] * 2)
-        shown.add_row(Text("teacher" if len(columns) == 1 else f"teacher of {label}"), *cells)
+    for label, facts in columns.values():
+        sizes = (count(facts[key]) for key in ("parameters", "macs"))
+        cells = (number("accuracy", facts["accuracy"]), *[ABSENT] * 3, *sizes, *[ABSENT] * 2)
+        overview.add_row(Text("teacher" if len(columns) == 1 else f"teacher of {label}"), *cells)
     for label, summary in rows:
         student, ratio = summary.get("student") or {}, summary.get("ratio") or {}
-        shown.add_row(
+        overview.add_row(
             Text(label),
             number("accuracy", (summary.get("selected") or {}).get("accuracy")),
             number("accuracy", (summary.get("as_published") or {}).get("accuracy")),
@@ -264,7 +264,7 @@ def table(rows: Rows) -> Table:
             f"{ratio['parameters']:g}x, {ratio['macs']:g}x" if ratio else ABSENT,
             duration(summary.get("seconds")),
         )
-    return shown
+    return overview
 
 
 def remarks(rows: Rows) -> list[str]:
@@ -305,7 +305,7 @@ class TrainedStudent(RunRecords):
 def load(path: Path | str) -> TrainedStudent:
     """The student of a finished run: ``load(path).model`` predicts, is evaluated and exported.
 
-    The run of its teacher is needed only for a student that has its teacher's head, that of its warm start never.
+    The run of its teacher is needed only if the student has its teacher's head; the run of its warm start never is.
 
     Raises:
         ConfigError: if it is another kind of run, or one started from Python, which does not record its model.
@@ -317,7 +317,7 @@ def load(path: Path | str) -> TrainedStudent:
     if not directory.status.ended:
         raise CheckpointError(f"{folder} has not ended, and its student is written at the end; continue it first.")
     method, dtype = experiment.method, getattr(torch, experiment.dtype)
-    arrays = experiment.data.placed(dtype, "cpu").train.first
+    arrays = experiment.data.to_device(dtype, "cpu").train.first
     module = student = initial_model(experiment.model, experiment.seed, dtype)
     if method.reuse is not None:  # a head like the teacher's; its values are stored with the student
         teacher, inputs = _given_teacher(config, experiment.data), tuple(arrays.x.shape[1:])

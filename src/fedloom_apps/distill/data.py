@@ -29,9 +29,9 @@ from fedloom.data.split import split_rows
 from fedloom.experiment.atomic import content
 from fedloom_apps.distill.method import FeatureTap, Outputs
 
-ON_GPU = 0.5  # of its free memory, which the samples of a split may take
-HELD_OUT = 0.2  # of the samples, for testing, if the source has none for it
-FIRST = 100  # samples by which networks and augmentations are checked
+GPU_SHARE = 0.5  # of a GPU's free memory, which the samples of a split may take
+TEST_SHARE = 0.2  # of the samples, for testing, if the source has no test samples
+CHECK_SAMPLES = 100  # samples by which networks and augmentations are checked
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,9 @@ class Inputs:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, at: Tensor | slice) -> Tensor:
-        x = self.stored[self.rows[at.to(self.rows.device) if isinstance(at, Tensor) else at]].to(self.device)
+    def __getitem__(self, positions: Tensor | slice) -> Tensor:
+        positions = positions.to(self.rows.device) if isinstance(positions, Tensor) else positions
+        x = self.stored[self.rows[positions]].to(self.device)
         if x.dtype == torch.uint8:
             x = normalised(x, self.mean, self.std)
         if x.is_floating_point():
@@ -85,7 +86,7 @@ class Inputs:
         stored, rows = self.stored, self.rows
         if device != "cpu":
             size = len(rows) * stored[:1].numel() * stored.element_size()
-            if size <= ON_GPU * torch.cuda.mem_get_info(device)[0]:
+            if size <= GPU_SHARE * torch.cuda.mem_get_info(device)[0]:
                 stored, rows = stored[rows].to(device), torch.arange(len(rows), device=device)
         return replace(self, stored=stored, rows=rows, dtype=dtype, device=device)
 
@@ -127,7 +128,7 @@ class Subset:
     @cached_property
     def first(self) -> Arrays:
         """The first samples, at most a hundred, as a network takes them: for their shapes, classes and ranges."""
-        return replace(self.arrays, x=self.x[:FIRST], y=self.y[:FIRST])
+        return replace(self.arrays, x=self.x[:CHECK_SAMPLES], y=self.y[:CHECK_SAMPLES])
 
     def take(self, rows: Tensor | np.ndarray) -> Subset:
         """Some of the samples, by their positions among these."""
@@ -191,15 +192,15 @@ class Splits:
         if isinstance(source, str):
             with as_bytes():
                 source = sources.make(source)
-        everyone, test, about = Subset(source.train), Subset(source.test), {}
+        pool, test, about = Subset(source.train), Subset(source.test), {}
         if not len(test):
-            everyone, test = _split_off(everyone, HELD_OUT, rng.stream(seed, "distill-test"))
-            about = {"held_out": HELD_OUT}
-        train = _first(everyone, samples, "training", seed)
+            pool, test = _split_off(pool, TEST_SHARE, rng.stream(seed, "distill-test"))
+            about = {"held_out": TEST_SHARE}
+        train = _first(pool, samples, "training", seed)
         test = _first(test, test_samples, "test", seed)
-        learned, chosen = _split_off(train, validation, rng.stream(seed, "distill-validation"))
+        training_samples, validation_samples = _split_off(train, validation, rng.stream(seed, "distill-validation"))
         about |= {"validation": validation, "samples": samples, "test_samples": test_samples, "split_seed": seed}
-        return cls(learned, chosen, test, {"source": source.describe(), **about})
+        return cls(training_samples, validation_samples, test, {"source": source.describe(), **about})
 
     def federation(self) -> Federation:
         """A federation of one client with the first training samples, used to check a teacher."""
@@ -207,7 +208,7 @@ class Splits:
         none = Split(first, Index.of([[]]))
         return Federation(Split(first, Index.of([np.arange(len(first))])), none, none, first, provenance=self.about)
 
-    def placed(self, dtype: torch.dtype, device: str) -> Splits:
+    def to_device(self, dtype: torch.dtype, device: str) -> Splits:
         """The splits in the run's dtype and on its device."""
         train, validation, test = (
             replace(split, dtype=dtype, device=device) for split in (self.train, self.validation, self.test)
@@ -230,9 +231,9 @@ def _split_off(samples: Subset, fraction: float, draws: np.random.Generator) -> 
     """The remaining samples, and a fraction of them, stratified by class."""
     if are_numbers(samples.y):
         raise DataError("distillation needs classes, but the targets are numbers.")
-    everyone = Index.of([np.arange(len(samples))])
-    kept, away, _ = split_rows(everyone, samples.y.numpy(), fraction, 0.0, draws)
-    return samples.take(np.sort(kept[0])), samples.take(np.sort(away[0]))
+    one_client = Index.of([np.arange(len(samples))])
+    rest, sample, _ = split_rows(one_client, samples.y.numpy(), fraction, 0.0, draws)
+    return samples.take(np.sort(rest[0])), samples.take(np.sort(sample[0]))
 
 
 Mode = Literal["auto", "memory", "disk", "none"]
@@ -283,33 +284,33 @@ class TeacherCache:
             raise ConfigError("cache=disk needs a run directory; give out=.")
         self.x, self.maps, self.operands = x, maps, operands
         self.taps = FeatureTap(teacher, maps=bool(maps))
-        self.kept: dict[str, Tensor] = {}
-        self.mode = self._chosen(mode, folder)
+        self.outputs: dict[str, Tensor] = {}
+        self.mode = self._choose_mode(mode, folder)
         if self.mode == "memory":
-            self.kept = self._compute()
+            self.outputs = self._compute()
         elif self.mode == "disk":
             assert folder is not None
-            self.kept = self._from_disk(folder)
+            self.outputs = self._from_disk(folder)
 
     def at(self, rows: Tensor) -> Outputs:
         """The teacher's outputs on rows of x."""
         if self.mode == "none":
             return self.of(self.x[rows])
         device = self.x.device
-        outputs = {name: t[rows.to(t.device)].to(device) for name, t in self.kept.items()}
-        return Outputs(outputs["logits"], outputs["features"], self._placed(outputs))
+        row_outputs = {name: t[rows.to(t.device)].to(device) for name, t in self.outputs.items()}
+        return Outputs(row_outputs["logits"], row_outputs["features"], self._in_place(row_outputs))
 
     def of(self, x: Tensor) -> Outputs:
         """The teacher's outputs on any inputs [B, ...], computed now."""
         with torch.no_grad():
             outputs = self.taps(x, self.operands)
-        named = {f"map{number}": outputs.maps[number] for number in self.maps}
-        return Outputs(outputs.logits, outputs.features, self._placed(named))
+        maps = {f"map{number}": outputs.maps[number] for number in self.maps}
+        return Outputs(outputs.logits, outputs.features, self._in_place(maps))
 
-    def _placed(self, named: dict[str, Tensor]) -> tuple[Tensor, ...]:
+    def _in_place(self, maps: dict[str, Tensor]) -> tuple[Tensor, ...]:
         if not self.maps:
             return ()
-        return tuple(named.get(f"map{number}", torch.empty(0)) for number in range(self.count))
+        return tuple(maps.get(f"map{number}", torch.empty(0)) for number in range(self.count))
 
     @cached_property
     def count(self) -> int:
@@ -320,52 +321,52 @@ class TeacherCache:
         with torch.no_grad():
             return self.taps(self.x[:2])
 
-    def _flat(self, outputs: Outputs) -> dict[str, Tensor]:
+    def _named_outputs(self, outputs: Outputs) -> dict[str, Tensor]:
         return {"logits": outputs.logits, "features": outputs.features} | {
             f"map{number}": outputs.maps[number] for number in self.maps
         }
 
-    def _chosen(self, mode: str, folder: Path | None) -> str:
+    def _choose_mode(self, mode: str, folder: Path | None) -> str:
         if mode != "auto":
             return mode
-        size = sum(t[0].numel() * t.element_size() for t in self._flat(self._probe()).values()) * len(self.x)
+        size = sum(t[0].numel() * t.element_size() for t in self._named_outputs(self._probe()).values()) * len(self.x)
         if size <= IN_MEMORY:
             return "memory"
         return "disk" if folder is not None and size <= ON_DISK else "none"
 
-    def _parts(self) -> Iterator[slice]:
+    def _slices(self) -> Iterator[slice]:
         return (slice(start, min(start + AT_ONCE, len(self.x))) for start in range(0, len(self.x), AT_ONCE))
 
     def _batches(self) -> Iterator[tuple[slice, dict[str, Tensor]]]:
-        for part in self._parts():
+        for part in self._slices():
             with torch.no_grad():
-                yield part, self._flat(self.taps(self.x[part]))
+                yield part, self._named_outputs(self.taps(self.x[part]))
 
     def _compute(self) -> dict[str, Tensor]:
-        kept: dict[str, Tensor] = {}
-        for part, named in self._batches():
-            for name, t in named.items():
-                if name not in kept:
-                    kept[name] = t.new_empty(len(self.x), *t.shape[1:])
-                kept[name][part] = t
-        return kept
+        outputs: dict[str, Tensor] = {}
+        for part, batch in self._batches():
+            for name, t in batch.items():
+                if name not in outputs:
+                    outputs[name] = t.new_empty(len(self.x), *t.shape[1:])
+                outputs[name][part] = t
+        return outputs
 
     def _from_disk(self, folder: Path) -> dict[str, Tensor]:
         state = self.taps.model.state_dict()
-        name = digest(chain(state.values(), (self.x[part] for part in self._parts()), [torch.tensor(self.maps)]))
-        final = folder / name
+        checksum = digest(chain(state.values(), (self.x[part] for part in self._slices()), [torch.tensor(self.maps)]))
+        final = folder / checksum
         if not final.is_dir():
             self._write(final)
-        kept = {}
-        for file, like in self._flat(self._probe()).items():
+        outputs = {}
+        for file, like in self._named_outputs(self._probe()).items():
             path = final / f"{file}.npy"
             try:
-                kept[file] = torch.from_numpy(np.load(readable(path), mmap_mode="c"))
+                outputs[file] = torch.from_numpy(np.load(readable(path), mmap_mode="c"))
             except (OSError, TypeError, ValueError) as error:
                 raise CheckpointError(f"{path} cannot be read ({first_line(error)}); delete {final}.") from error
-            if (kept[file].dtype, kept[file].shape) != (like.dtype, (len(self.x), *like.shape[1:])):
+            if (outputs[file].dtype, outputs[file].shape) != (like.dtype, (len(self.x), *like.shape[1:])):
                 raise CheckpointError(f"{path} has other outputs than the teacher; delete {final}.")
-        return kept
+        return outputs
 
     def _write(self, final: Path) -> None:
         part = final.with_name(f".{final.name}.part")
@@ -373,8 +374,8 @@ class TeacherCache:
         files: dict[str, np.memmap] = {}
         try:
             part.mkdir(parents=True)
-            for rows, named in self._batches():
-                for name, t in named.items():
+            for rows, batch in self._batches():
+                for name, t in batch.items():
                     array = t.cpu().numpy()
                     if name not in files:
                         with new_file(part / f"{name}.npy") as file:

@@ -106,17 +106,22 @@ Budget = Literal["passes", "published"]
 
 
 def schedule(
-    epochs: int, each: int, warms: bool, budget: Budget = "passes", warm: int | None = None, before: int | None = None
+    epochs: int,
+    round_passes: int,
+    warms: bool,
+    budget: Budget = "passes",
+    warm: int | None = None,
+    before: int | None = None,
 ) -> PassSchedule:
     """Make the schedule of a run under one of two protocols.
 
     ``passes``: the student makes ``epochs`` passes over the data, warm start included, with every method.
-    ``published``: the method runs ``epochs`` rounds of ``each`` passes (three for DiSK, one for the others), after a
-    warm start that does not count.
+    ``published``: the method runs ``epochs`` rounds of ``round_passes`` passes (three for DiSK, one for the others),
+    after a warm start that does not count.
 
     Args:
         epochs: E.
-        each: the student's passes in a round.
+        round_passes: the student's passes in a round.
         warms: whether the method starts from a student trained on the labels.
         budget: ``passes`` or ``published``.
         warm: passes of the warm start; by default E/4 under ``passes`` and E under ``published``.
@@ -127,19 +132,19 @@ def schedule(
     >>> schedule(20, 3, warms=True, budget="published").total, schedule(20, 1, warms=False, budget="published").total
     (80, 20)
     """
-    first = 0
+    warm_passes = 0
     if warms and before is None:
-        first = warm if warm is not None else max(epochs // 4, 1) if budget == "passes" else epochs
+        warm_passes = warm if warm is not None else max(epochs // 4, 1) if budget == "passes" else epochs
     if budget == "published":
-        return PassSchedule(before or 0, first, (each,) * epochs)
-    left = epochs - first - (before or 0)
+        return PassSchedule(before or 0, warm_passes, (round_passes,) * epochs)
+    left = epochs - warm_passes - (before or 0)
     if left < 1:
         raise ConfigError(
             f"the budget of {epochs} passes is used up by the warm start, which takes {epochs - left}; set epochs "
             "higher or warmup_epochs lower."
         )
-    rounds = (each,) * (left // each) + ((left % each,) if left % each else ())
-    return PassSchedule(before or 0, first, rounds)
+    rounds = (round_passes,) * (left // round_passes) + ((left % round_passes,) if left % round_passes else ())
+    return PassSchedule(before or 0, warm_passes, rounds)
 
 
 @dataclass(frozen=True)

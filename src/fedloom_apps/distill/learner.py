@@ -72,7 +72,7 @@ class StudentModule(nn.Module):
         """The student's loss of each sample, [B], given the guide [B]."""
         return torch.stack([t.loss(pair, self.of(n), g, tau_s) for n, t in enumerate(self.terms)]).sum(0)
 
-    def trained(self) -> list[nn.Parameter]:
+    def trainable_parameters(self) -> list[nn.Parameter]:
         """The trainable parameters of the student and its terms' layers."""
         return [p for p in (*self.student.parameters(), *self.layers.parameters()) if p.requires_grad]
 
@@ -80,10 +80,10 @@ class StudentModule(nn.Module):
         """The modules of the deployed model by prefix; only the student unless the teacher's head is reused."""
         if self.reuse is None:
             return {"": self.student}
-        named = {"student.": self.student, "layers.": self.of(self.reuse), "head.": self.head}
-        return {prefix: module for prefix, module in named.items() if module is not None}
+        modules = {"student.": self.student, "layers.": self.of(self.reuse), "head.": self.head}
+        return {prefix: module for prefix, module in modules.items() if module is not None}
 
-    def deployed(self) -> dict[str, Tensor]:
+    def deployed_state(self) -> dict[str, Tensor]:
         """A copy of the deployed model's tensors by name."""
         return {
             f"{prefix}{name}": value.detach().clone()
@@ -92,16 +92,16 @@ class StudentModule(nn.Module):
         }
 
     def deploy(self, tensors: dict[str, Tensor]) -> None:
-        """Load tensors returned by ``deployed``."""
+        """Load tensors returned by ``deployed_state``."""
         for prefix, module in self.parts().items():
-            own = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-            module.load_state_dict(own)
+            state = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+            module.load_state_dict(state)
 
     def size(self) -> int:
         """The number of parameters of the deployed model."""
         total = sum(p.numel() for module in self.parts().values() for p in module.parameters())
-        unused = 0 if self.reuse is None else sum(p.numel() for p in self.taps.model.head.parameters())
-        return total - unused
+        unused_parameters = 0 if self.reuse is None else sum(p.numel() for p in self.taps.model.head.parameters())
+        return total - unused_parameters
 
 
 def make_learner(
@@ -115,20 +115,20 @@ def make_learner(
 ) -> tuple[StudentModule, tuple[Sizes, Sizes]]:
     """Make the student module of a method; also returns the output sizes of student and teacher."""
     try:
-        own = FeatureTap(student).sizes(inputs, dtype)
-        theirs = own if teacher is None else FeatureTap(teacher).sizes(inputs, dtype)
+        student_sizes = FeatureTap(student).sizes(inputs, dtype)
+        teacher_sizes = student_sizes if teacher is None else FeatureTap(teacher).sizes(inputs, dtype)
     except (RuntimeError, IndexError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
         message = f"student or teacher does not accept inputs of shape {inputs}: {in_one_line(error)}."
         raise ConfigError(message) from error
-    if own.classes != theirs.classes:
-        raise ConfigError(f"the student has {own.classes} outputs, but the teacher {theirs.classes}.")
+    if student_sizes.classes != teacher_sizes.classes:
+        raise ConfigError(f"the student has {student_sizes.classes} outputs, but the teacher {teacher_sizes.classes}.")
     head: Any = None if teacher is None else teacher.head
     with torch.random.fork_rng(devices=[]):
         rng.seed_torch(seed, "layers")
-        learner = StudentModule(method, student, (own, theirs), head, training).to(dtype)
-    return learner, (own, theirs)
+        learner = StudentModule(method, student, (student_sizes, teacher_sizes), head, training).to(dtype)
+    return learner, (student_sizes, teacher_sizes)
 
 
 def make_guide(method: Distiller, teacher: Sizes, seed: int, dtype: torch.dtype) -> GuideNet | None:
@@ -186,9 +186,9 @@ def momentum(sgd: torch.optim.SGD) -> dict[str, Tensor]:
 
 def load_momentum(sgd: torch.optim.SGD, buffers: dict[str, Tensor]) -> None:
     """Load the momentum buffers."""
-    whole = sgd.state_dict()
-    whole["state"] = {int(n): {"momentum_buffer": value} for n, value in buffers.items()}
-    sgd.load_state_dict(whole)
+    state = sgd.state_dict()
+    state["state"] = {int(n): {"momentum_buffer": value} for n, value in buffers.items()}
+    sgd.load_state_dict(state)
 
 
 def step(sgd: torch.optim.SGD, loss: Tensor, lr: float, clip: float | None, who: str) -> float:
@@ -241,12 +241,12 @@ def student_pass(
     return total / sum(map(len, batches))
 
 
-def on_labels(learner: StudentModule) -> Losses:
+def label_losses(learner: StudentModule) -> Losses:
     """Cross entropy of the student's own head, for the warm start; identical to method ``ce``."""
     return lambda x, teacher, y: cross_entropy(learner.forward_student(x).logits, y)
 
 
-def on_terms(learner: StudentModule, guide: GuideNet | None, tau_s: float) -> Losses:
+def term_losses(learner: StudentModule, guide: GuideNet | None, tau_s: float) -> Losses:
     """The sum of the method's terms, with the guide fixed."""
 
     def losses(x: Tensor, teacher: Outputs | None, y: Tensor) -> Tensor:
@@ -265,22 +265,22 @@ class StudentSnapshot:
 
     Attributes:
         views: the view of each selective term, [N, ...].
-        own: the student's own logits [N, C].
-        deployed: the deployed model's logits [N, C].
+        logits: the student's own logits [N, C].
+        deployed_logits: the deployed model's logits [N, C].
         teacher: the teacher's outputs, without maps.
         y: labels [N].
     """
 
     views: list[Tensor]
-    own: Tensor
-    deployed: Tensor
+    logits: Tensor
+    deployed_logits: Tensor
     teacher: Outputs
     y: Tensor
 
     @property
-    def wrong(self) -> Tensor:
+    def is_wrong(self) -> Tensor:
         """Where the deployed model is wrong, bool [N]."""
-        return self.deployed.argmax(1) != self.y
+        return self.deployed_logits.argmax(1) != self.y
 
 
 def snapshot_student(data: DistillationData, learner: StudentModule, method: Distiller, round: int) -> StudentSnapshot:
@@ -290,9 +290,9 @@ def snapshot_student(data: DistillationData, learner: StudentModule, method: Dis
     """
     learner.eval()
     batches: list[tuple[list[Tensor], Tensor, Tensor, Outputs]] = []
-    everything = torch.arange(len(data.train), device=data.train.device)
+    all_rows = torch.arange(len(data.train), device=data.train.device)
     with torch.no_grad():
-        for at, rows in enumerate(everything.split(AT_ONCE)):
+        for at, rows in enumerate(all_rows.split(AT_ONCE)):
             x, teacher, y = data.at(rows, rng.stream(data.seed, "augment-guide", round, at))
             assert teacher is not None
             outputs = learner.forward_student(x)
@@ -301,15 +301,15 @@ def snapshot_student(data: DistillationData, learner: StudentModule, method: Dis
             batches.append(
                 (views, outputs.logits, learner.deployed_logits(outputs), Outputs(teacher.logits, teacher.features))
             )
-    views, own, deployed, teachers = zip(*batches, strict=True)
+    views, logits, deployed_logits, teachers = zip(*batches, strict=True)
     teacher = Outputs(torch.cat([s.logits for s in teachers]), torch.cat([s.features for s in teachers]))
-    together = [torch.cat(parts) for parts in zip(*views, strict=True)]
-    return StudentSnapshot(together, torch.cat(own), torch.cat(deployed), teacher, data.train.y)
+    view_tensors = [torch.cat(parts) for parts in zip(*views, strict=True)]
+    return StudentSnapshot(view_tensors, torch.cat(logits), torch.cat(deployed_logits), teacher, data.train.y)
 
 
 def student_temperature(method: Distiller, snapshot: StudentSnapshot) -> float:
     """τ_s of the first selective term that has one, or 1."""
-    temperatures = (term.student_temperature(snapshot.teacher.logits, snapshot.own) for _, term in method.selective)
+    temperatures = (term.student_temperature(snapshot.teacher.logits, snapshot.logits) for _, term in method.selective)
     return next((tau for tau in temperatures if tau is not None), 1.0)
 
 
@@ -336,7 +336,7 @@ def guide_pass(
         teacher = Outputs(snapshot.teacher.logits[rows], snapshot.teacher.features[rows])
         y = snapshot.y[rows]
         g = net(teacher.features, teacher.logits)
-        loss = lagrange * _budget(method, snapshot.deployed[rows], teacher.logits, y, g, delta)
+        loss = lagrange * _budget(method, snapshot.deployed_logits[rows], teacher.logits, y, g, delta)
         for (_, term), view in zip(method.selective, snapshot.views, strict=True):
             loss = loss + term.weight * term.guided(view[rows], teacher, y, g, tau_s).mean()
         total += step(sgd, loss, lr, data.training.clip, "the guide") * len(rows)
@@ -351,28 +351,28 @@ def guide_values(net: GuideNet, snapshot: StudentSnapshot) -> Tensor:
         return torch.cat([net(f, t) for f, t in parts])
 
 
-def spent(method: Distiller, snapshot: StudentSnapshot, g: Tensor) -> float:
+def used_budget(method: Distiller, snapshot: StudentSnapshot, g: Tensor) -> float:
     """-(1/#wrong) Σ g log s_y over the training set, the used part of the budget δ, at the guide's prices."""
-    return float(_budget(method, snapshot.deployed, snapshot.teacher.logits, snapshot.y, g, 0.0))
+    return float(_budget(method, snapshot.deployed_logits, snapshot.teacher.logits, snapshot.y, g, 0.0))
 
 
 def _budget(method: Distiller, logits: Tensor, teacher: Tensor, y: Tensor, g: Tensor, delta: float) -> Tensor:
     """L_budget at the prices of the method's guide."""
     assert method.guide is not None
-    priced = teacher.argmax(-1) if method.guide.price == "teacher" else None
-    return budget(logits, y, g, delta, priced=priced, cap=method.guide.cap)
+    classes = teacher.argmax(-1) if method.guide.price == "teacher" else None
+    return budget(logits, y, g, delta, priced=classes, cap=method.guide.cap)
 
 
-def measured(model: nn.Module, samples: Subset) -> Iterator[tuple[str, float]]:
+def evaluate(model: nn.Module, samples: Subset) -> Iterator[tuple[str, float]]:
     """Accuracy and mean cross entropy of a model, by name; nothing if there are no samples."""
     if not len(samples):
         return
     model.eval()
-    right, loss = 0, 0.0
+    correct, loss = 0, 0.0
     with torch.inference_mode():
         for x, y in zip(samples.x.split(AT_ONCE), samples.y.split(AT_ONCE), strict=True):
             logits = model(x)
-            right += int((logits.argmax(1) == y).sum())
+            correct += int((logits.argmax(1) == y).sum())
             loss += float(nn.functional.cross_entropy(logits, y, reduction="sum"))
-    yield "accuracy", right / len(samples)
+    yield "accuracy", correct / len(samples)
     yield "cross_entropy", loss / len(samples)

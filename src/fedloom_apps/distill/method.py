@@ -66,12 +66,12 @@ class FeatureTap:
             )
         self.model: Any = model
         self.wants_maps = maps
-        self.found: dict[tuple[int, int], Tensor] = {}
+        self.maps_by_size: dict[tuple[int, int], Tensor] = {}
         self.hooks = [m.register_forward_hook(self._record) for m in model.modules()] if maps else []
 
     def _record(self, module: nn.Module, inputs: Any, out: Any) -> None:
         if isinstance(out, Tensor) and out.ndim == 4 and out.shape[2] * out.shape[3] > 1:
-            self.found[out.shape[2], out.shape[3]] = out
+            self.maps_by_size[out.shape[2], out.shape[3]] = out
 
     def __call__(self, x: Tensor, operands: torch.dtype | None = None) -> Outputs:
         """The outputs on inputs [B, ...], in the dtype of the parameters.
@@ -86,10 +86,10 @@ class FeatureTap:
         return Outputs(logits.to(dtype), features.to(dtype), tuple(feature_map.to(dtype) for feature_map in maps))
 
     def _outputs(self, x: Tensor) -> Outputs:
-        self.found.clear()
+        self.maps_by_size.clear()
         features = self.model.features(x)
-        maps = tuple(self.found.values())
-        self.found.clear()
+        maps = tuple(self.maps_by_size.values())
+        self.maps_by_size.clear()
         return Outputs(self.model.head(features), features, maps)
 
     def sizes(self, inputs: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Sizes:
@@ -126,19 +126,19 @@ class GuideNet(nn.Module):
 
     def __init__(self, features: int, classes: int, hidden: Sequence[int] = (64, 128)) -> None:
         super().__init__()
-        before = features + classes
+        inputs = features + classes
         self.body = nn.Sequential()
         for width in hidden:
-            self.body.extend([nn.Linear(before, width), nn.BatchNorm1d(width), nn.ReLU()])
-            before = width
-        self.head = nn.Linear(before, 1)
+            self.body.extend([nn.Linear(inputs, width), nn.BatchNorm1d(width), nn.ReLU()])
+            inputs = width
+        self.head = nn.Linear(inputs, 1)
 
     def forward(self, features: Tensor, logits: Tensor) -> Tensor:
         """g [B] of the teacher's features [B, d] and logits [B, C]."""
         return self.head(self.body(torch.cat([features.flatten(1), logits], 1))).squeeze(1).sigmoid()
 
 
-FITTED = (0.05, 50.0)
+TEMPERATURE_RANGE = (0.05, 50.0)
 """The smallest and the largest temperature that is fitted."""
 
 
@@ -146,15 +146,15 @@ def fit_temperature(teacher_logits: Tensor, student_logits: Tensor, tau: float) 
     """τ_s = argmin_{τ'} Σ_i KL(t^τ(x_i)‖s^{τ'}(x_i)), the temperature at which the student is closest to the teacher.
 
     As a function of 1/τ' the sum is convex (log-sum-exps plus a linear term), so a bounded search over log τ' finds its
-    only minimum; if that lies outside ``FITTED``, the nearer end is returned. Acar, thesis 2023, §6.3, below eq. (6.4).
+    only minimum; outside ``TEMPERATURE_RANGE``, the nearer end is returned. Acar, thesis 2023, §6.3, below eq. (6.4).
 
     Args:
         teacher_logits: [N, C].
         student_logits: [N, C].
         tau: τ > 0, the teacher's temperature.
 
-    >>> said = torch.tensor([[0.0, 1.0, 3.0], [2.0, 0.0, 1.0]])
-    >>> round(fit_temperature(said, 2 * said, tau=4.0), 3)  # twice the logits, twice the temperature
+    >>> logits = torch.tensor([[0.0, 1.0, 3.0], [2.0, 0.0, 1.0]])
+    >>> round(fit_temperature(logits, 2 * logits, tau=4.0), 3)  # twice the logits, twice the temperature
     8.0
     """
     from scipy.optimize import minimize_scalar  # slow to import, and needed once a run
@@ -162,10 +162,11 @@ def fit_temperature(teacher_logits: Tensor, student_logits: Tensor, tau: float) 
     t = (teacher_logits.detach().double() / tau).softmax(-1)
     s = student_logits.detach().double()
 
-    def cross(at: float) -> float:
-        return -float((t * (s / exp(at)).log_softmax(-1)).sum(-1).mean())
+    def cross_entropy(log_tau: float) -> float:
+        return -float((t * (s / exp(log_tau)).log_softmax(-1)).sum(-1).mean())
 
-    minimum = minimize_scalar(cross, bounds=(log(FITTED[0]), log(FITTED[1])), method="bounded", options={"xatol": 1e-6})
+    low, high = map(log, TEMPERATURE_RANGE)
+    minimum = minimize_scalar(cross_entropy, bounds=(low, high), method="bounded", options={"xatol": 1e-6})
     return exp(float(minimum.x))
 
 
@@ -209,7 +210,7 @@ class DistillTerm(Ranged):
         """Make layers that are trained with the student."""
         return None
 
-    def kept(self, student: Sizes, teacher: Sizes) -> tuple[int, ...]:
+    def teacher_maps(self, student: Sizes, teacher: Sizes) -> tuple[int, ...]:
         """The numbers of the teacher's feature maps that the term uses; only these are cached."""
         return ()
 

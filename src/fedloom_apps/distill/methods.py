@@ -87,12 +87,12 @@ class SelectiveResponse(DistillTerm):
 
     def guided(self, view: Tensor, teacher: Outputs | None, y: Tensor, g: Tensor, tau_s: float) -> Tensor:
         assert teacher is not None
-        at = tau_s if self.tau_s is None else self.tau_s
+        student_tau = tau_s if self.tau_s is None else self.tau_s
         top_k = min(20, max(view.shape[-1] // 5, 1)) if self.top_k is None else self.top_k
         labels = y if self.support == "top_k_and_label" else None
-        loss = guided(view, teacher.logits, g, self.tau, at, top_k, labels, self.truncate)
-        helped = min(top_k, view.shape[-1])
-        return loss + self.normaliser * excess(g, helped) if self.normaliser else loss
+        loss = guided(view, teacher.logits, g, self.tau, student_tau, top_k, labels, self.truncate)
+        count = min(top_k, view.shape[-1])
+        return loss + self.normaliser * excess(g, count) if self.normaliser else loss
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Hint(DistillTerm):
             )
         return maps[self.layer]
 
-    def kept(self, student: Sizes, teacher: Sizes) -> tuple[int, ...]:
+    def teacher_maps(self, student: Sizes, teacher: Sizes) -> tuple[int, ...]:
         self.pick("teacher", teacher.maps)
         return (self.layer % len(teacher.maps),)
 
@@ -148,7 +148,7 @@ class Reuse(DistillTerm):
     maps = True
     reuses_head = True
 
-    def kept(self, student: Sizes, teacher: Sizes) -> tuple[int, ...]:
+    def teacher_maps(self, student: Sizes, teacher: Sizes) -> tuple[int, ...]:
         """The last map, if features are its mean."""
         return (len(teacher.maps) - 1,) if student.pooled and teacher.pooled else ()
 
@@ -194,10 +194,10 @@ class MapRegressor(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, c_s, H, W] to [B, c_t, h, w]."""
-        return self.body(pooled(x, self.size))
+        return self.body(average_pool(x, self.size))
 
 
-def pooled(x: Tensor, size: tuple[int, int]) -> Tensor:
+def average_pool(x: Tensor, size: tuple[int, int]) -> Tensor:
     """A map [B, c, H, W] average-pooled to a size not larger than its own."""
     return x if tuple(x.shape[2:]) == size else F.adaptive_avg_pool2d(x, size)
 
@@ -205,30 +205,30 @@ def pooled(x: Tensor, size: tuple[int, int]) -> Tensor:
 def regression(student: tuple[int, int, int], teacher: tuple[int, int, int], bottleneck: bool = False) -> MapRegressor:
     """Make layers from one map's shape to another's channels, at the smaller of both sizes."""
     size = (min(student[1], teacher[1]), min(student[2], teacher[2]))
-    before, after = student[0], teacher[0]
+    inputs, outputs = student[0], teacher[0]
     if not bottleneck:
-        return MapRegressor(nn.Sequential(nn.Conv2d(before, after, 1), nn.BatchNorm2d(after), nn.ReLU()), size)
-    middle = max(after // 2, 1)
+        return MapRegressor(nn.Sequential(nn.Conv2d(inputs, outputs, 1), nn.BatchNorm2d(outputs), nn.ReLU()), size)
+    middle = max(outputs // 2, 1)
     body = nn.Sequential()
-    for (a, b), kernel in zip(pairwise((before, middle, middle, after)), (1, 3, 1), strict=True):
+    for (a, b), kernel in zip(pairwise((inputs, middle, middle, outputs)), (1, 3, 1), strict=True):
         body.extend([nn.Conv2d(a, b, kernel, padding=kernel // 2, bias=False), nn.BatchNorm2d(b), nn.ReLU()])
     return MapRegressor(body, size)
 
 
-def dense(before: int, after: int) -> nn.Sequential:
+def dense(inputs: int, outputs: int) -> nn.Sequential:
     """The bottleneck for vectors: three dense layers at half the teacher's width, without a final ReLU."""
-    middle = max(after // 2, 1)
+    middle = max(outputs // 2, 1)
     body = nn.Sequential()
-    for a, b in ((before, middle), (middle, middle)):
+    for a, b in ((inputs, middle), (middle, middle)):
         body.extend([nn.Linear(a, b, bias=False), nn.BatchNorm1d(b), nn.ReLU()])
-    body.append(nn.Linear(middle, after))
+    body.append(nn.Linear(middle, outputs))
     return body
 
 
 def distance(layers: nn.Module, student: Tensor, teacher: Tensor) -> Tensor:
     """Mean squared distances [B] of regressed maps from the teacher's."""
-    ours = layers(student)
-    return (ours - pooled(teacher, (ours.shape[2], ours.shape[3]))).square().flatten(1).mean(1)
+    maps = layers(student)
+    return (maps - average_pool(teacher, (maps.shape[2], maps.shape[3]))).square().flatten(1).mean(1)
 
 
 class AttentionLayers(nn.Module):
@@ -291,7 +291,7 @@ class SemanticAttention(DistillTerm):
 
     maps = True
 
-    def kept(self, student: Sizes, teacher: Sizes) -> tuple[int, ...]:
+    def teacher_maps(self, student: Sizes, teacher: Sizes) -> tuple[int, ...]:
         return tuple(range(len(teacher.maps)))
 
     def layers(self, student: Sizes, teacher: Sizes, batch_size: int) -> nn.Module | None:
@@ -387,21 +387,22 @@ def disk(
         cap: the largest price; null for none (5 as coded).
         lr_restarts: whether learning rates restart in each of λ's periods; null for false (true as coded).
     """
-    published: dict[str, Any] = {"lam_min": 0.1, "lam_max": 50.0, "lr": 0.003}
-    coded: dict[str, Any] = {
+    thesis_settings: dict[str, Any] = {"lam_min": 0.1, "lam_max": 50.0, "lr": 0.003}
+    code_settings: dict[str, Any] = {
         "lam_min": 1.0, "lam_max": 5.0, "lr": 0.1, "delta": 0.6, "delta_end": 0.4, "delta_decay": 0.9,
         "price": "teacher", "cap": 5.0, "first_passes": 5, "lr_restarts": True,
     }  # fmt: skip
-    coded_term = {"tau_s": 3.5, "support": "top_k_and_label", "truncate": True, "normaliser": 1.0}
+    code_term_settings = {"tau_s": 3.5, "support": "top_k_and_label", "truncate": True, "normaliser": 1.0}
 
-    def given(**values: Any) -> dict[str, Any]:
+    def without_none(**values: Any) -> dict[str, Any]:
         return {name: value for name, value in values.items() if value is not None}
 
-    chosen = given(lam_min=lam_min, lam_max=lam_max, lr=guide_lr, delta=delta)
-    chosen |= given(price=price, cap=cap, lr_restarts=lr_restarts)
-    guide = Guide(passes=guide_passes, lam_period=lam_period, **((coded if as_coded else published) | chosen))
-    chosen = given(tau_s=tau_s, support=support, truncate=truncate, normaliser=normaliser)
-    term = SelectiveResponse(1 - alpha, tau, top_k=top_k, **((coded_term if as_coded else {}) | chosen))
+    guide_settings = without_none(lam_min=lam_min, lam_max=lam_max, lr=guide_lr, delta=delta)
+    guide_settings |= without_none(price=price, cap=cap, lr_restarts=lr_restarts)
+    defaults = code_settings if as_coded else thesis_settings
+    guide = Guide(passes=guide_passes, lam_period=lam_period, **(defaults | guide_settings))
+    term_settings = without_none(tau_s=tau_s, support=support, truncate=truncate, normaliser=normaliser)
+    term = SelectiveResponse(1 - alpha, tau, top_k=top_k, **((code_term_settings if as_coded else {}) | term_settings))
     return Distiller("disk", (Labels(alpha), term), guide, passes, warm, f"{KAG}\n\nacar2023thesis")
 
 

@@ -38,23 +38,23 @@ from fedloom_apps.distill.learner import (
     DistillationData,
     Losses,
     StudentModule,
+    evaluate,
     guide_pass,
     guide_values,
+    label_losses,
     load_momentum,
     make_guide,
     make_learner,
-    measured,
     momentum,
-    on_labels,
-    on_terms,
     optimiser,
     snapshot_student,
-    spent,
     student_pass,
     student_temperature,
+    term_losses,
+    used_budget,
 )
 
-SAMPLED = 1000  # rows of the inputs in the checksum of the data
+CHECKSUM_ROWS = 1000  # rows of the inputs in the checksum of the data
 
 
 def describe(
@@ -72,7 +72,9 @@ def describe(
             "epochs": experiment.epochs,
             "warmup_epochs": experiment.warmup_epochs,
         },
-        "data": {name: _sampled(own) for name in ("train", "validation", "test") if len(own := getattr(data, name))},
+        "data": {
+            name: _checksum(samples) for name in ("train", "validation", "test") if len(samples := getattr(data, name))
+        },
         "student": {"modules": digest([modules]), "weights": digest(learner.student.state_dict().values())},
         "seed": experiment.seed,
         "dtype": experiment.dtype,
@@ -86,68 +88,69 @@ def describe(
     return about
 
 
-def _sampled(samples: Subset) -> str:
+def _checksum(samples: Subset) -> str:
     """A checksum of all labels and of about a thousand inputs."""
-    return digest([samples.y, samples.x[:: max(len(samples) // SAMPLED, 1)]])
+    return digest([samples.y, samples.x[:: max(len(samples) // CHECKSUM_ROWS, 1)]])
 
 
-def selected(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+def selected_record(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """The record of the reported model: the most accurate on validation samples, else the last.
 
-    Of equally accurate ones it is that of the least cross entropy there, the earliest of equals: where the first pass
-    finds all classes, a teacher of one pass has hardly anything to say. Rounds of the warm start are not candidates.
+    Among equally accurate models it is the one with the smallest cross entropy there, and among equals the earliest:
+    where the first pass already predicts all classes correctly, a teacher of one pass has hardly anything to teach.
+    Rounds of the warm start are not candidates.
     """
-    evaluated = [record for record in history if "global/accuracy" in record or "validation/accuracy" in record]
-    evaluated = [record for record in evaluated if record.get("phase") != "warm"]
-    if not evaluated:
+    records = [record for record in history if "global/accuracy" in record or "validation/accuracy" in record]
+    records = [record for record in records if record.get("phase") != "warm"]
+    if not records:
         return None
-    if "validation/accuracy" not in evaluated[-1]:
-        return evaluated[-1]
+    if "validation/accuracy" not in records[-1]:
+        return records[-1]
 
     def rank(record: Mapping[str, Any]) -> tuple[float, float, int]:
         loss = record.get("validation/cross_entropy")
         loss = inf if loss is None or not isfinite(loss) else loss
         return record["validation/accuracy"], -loss, -record["round"]
 
-    return max(evaluated, key=rank)
+    return max(records, key=rank)
 
 
-def published(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+def best_test_record(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """The record of the best round on *test* samples (the earliest of equals), as published tables select."""
-    evaluated = [record for record in history if "global/accuracy" in record and record.get("phase") != "warm"]
-    return max(evaluated, key=lambda record: (record["global/accuracy"], -record["round"])) if evaluated else None
+    records = [record for record in history if "global/accuracy" in record and record.get("phase") != "warm"]
+    return max(records, key=lambda record: (record["global/accuracy"], -record["round"])) if records else None
 
 
-def brief(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def short_record(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """Round, passes and accuracies of a record."""
     if record is None:
         return None
     keys = {"round": "round", "passes": "passes", "validation": "validation/accuracy", "accuracy": "global/accuracy"}
-    return {short: record[key] for short, key in keys.items() if key in record}
+    return {name: record[key] for name, key in keys.items() if key in record}
 
 
 def guide_warnings(guide: Mapping[str, float | None]) -> list[str]:
     """A warning if a guide's help goes to samples on which the student is right, more than to the others."""
-    right, wrong = guide["right"], guide["wrong"]
-    if right is None or wrong is None or round(right, 2) <= round(wrong, 2):
+    g_right, g_wrong = guide["right"], guide["wrong"]
+    if g_right is None or g_wrong is None or round(g_right, 2) <= round(g_wrong, 2):
         return []
     return [
-        f"the guide helps where the student is right (g {right:.2f}), not where it is wrong ({wrong:.2f}): help is "
+        f"the guide helps where the student is right (g {g_right:.2f}), not where it is wrong ({g_wrong:.2f}): help is "
         "cheap there, unless method 'disk' prices it (method.normaliser=1, or method.as_coded=true)."
     ]
 
 
 def warm_start_warnings(history: Sequence[Mapping[str, Any]]) -> list[str]:
     """A warning if the selected student is less accurate than at the end of its warm start."""
-    best = selected(history)
+    best = selected_record(history)
     if best is None:
         return []
     key = "validation/accuracy" if "validation/accuracy" in best else "global/accuracy"
-    before = [record[key] for record in history if record.get("phase") == "warm" and key in record]
-    if not before or best[key] >= before[-1]:
+    warm_accuracies = [record[key] for record in history if record.get("phase") == "warm" and key in record]
+    if not warm_accuracies or best[key] >= (former := warm_accuracies[-1]):
         return []
     return [
-        f"the student is less accurate than after its warm start ({key} {best[key]:.3g}, was {before[-1]:.3g}): give "
+        f"the student is less accurate than after its warm start ({key} {best[key]:.3g}, was {former:.3g}): give "
         "it more epochs, or train it on the labels alone with method=ce."
     ]
 
@@ -213,11 +216,11 @@ class DistillTask(TrainerTask):
         device, dtype = pick_device(experiment.device), getattr(torch, experiment.dtype)
         if training.operand_dtype is not None and (reason := reason_against_bf16(device)):
             raise ConfigError(f"training.precision=bf16: {reason}; choose training.precision=full.")
-        self.data = experiment.data.placed(dtype, device)
+        self.data = experiment.data.to_device(dtype, device)
         self.inputs = tuple(self.data.train.x.shape[1:])
         student = initial_model(experiment.model, experiment.seed, dtype)
-        before = None if experiment.start is None else load_start(student, experiment.start, experiment.data)
-        self.schedule = experiment.schedule(before)
+        passes_before = None if experiment.start is None else load_start(student, experiment.start, experiment.data)
+        self.schedule = experiment.schedule(passes_before)
         self.rounds = self.schedule.all_rounds
         self.teacher: nn.Module | None = None
         if experiment.teacher is not None:
@@ -232,8 +235,8 @@ class DistillTask(TrainerTask):
             dtype,
         )
         if self.sizes[0].classes < self.data.train.classes:
-            has = f"the student has {self.sizes[0].classes} outputs"
-            raise ConfigError(f"{has}, but the data have {self.data.train.classes} classes.")
+            problem = f"the student has {self.sizes[0].classes} outputs"
+            raise ConfigError(f"{problem}, but the data have {self.data.train.classes} classes.")
         self.learner.to(device).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         self.guide = make_guide(method, self.sizes[1], experiment.seed, dtype)
         if self.teacher is not None:
@@ -247,11 +250,11 @@ class DistillTask(TrainerTask):
         self.tau_s = 1.0
         self.best: dict[str, Tensor] = {}  # the deployed model's tensors of the selected round
         self.sgd = self._optimiser()
-        self.described = describe(experiment, self.data, self.learner, self.teacher)
-        self.kept = self._state()
+        self.identity_facts = describe(experiment, self.data, self.learner, self.teacher)
+        self.last_state = self._state()
 
     def identity(self) -> dict[str, Any]:
-        return self.described
+        return self.identity_facts
 
     @cached_property
     def pass_data(self) -> DistillationData:
@@ -259,10 +262,10 @@ class DistillTask(TrainerTask):
         experiment, cache = self.experiment, None
         if experiment.method.needs_teacher:
             assert self.teacher is not None
-            kept = sorted({n for term in experiment.method.terms for n in term.kept(*self.sizes)})
+            map_numbers = sorted({n for term in experiment.method.terms for n in term.teacher_maps(*self.sizes)})
             mode = "none" if self.augment is not None else experiment.cache
             operands = experiment.training.operand_dtype
-            cache = TeacherCache(self.teacher, self.data.train.x, tuple(kept), mode, self.cache, operands)
+            cache = TeacherCache(self.teacher, self.data.train.x, tuple(map_numbers), mode, self.cache, operands)
         return DistillationData(self.data.train, cache, self.augment, experiment.training, experiment.seed)
 
     def step(self) -> Record:
@@ -271,9 +274,9 @@ class DistillTask(TrainerTask):
     def _warm(self) -> Record:
         """A round of the warm start: one pass on the labels alone, identical to one of ``ce``."""
         training = self.experiment.training
-        plain = DistillationData(self.data.train, None, self.augment, training, self.seed)
-        per = training.steps(len(self.data.train))
-        loss = self._pass(plain, on_labels(self.learner), self.round * per, self.schedule.warm * per)
+        data = DistillationData(self.data.train, None, self.augment, training, self.seed)
+        steps = training.steps(len(self.data.train))
+        loss = self._pass(data, label_losses(self.learner), self.round * steps, self.schedule.warm * steps)
         return {"phase": "warm", "train/loss": loss}
 
     def _main(self) -> Record:
@@ -282,12 +285,12 @@ class DistillTask(TrainerTask):
         record: Record = {"phase": "main"}
         if self.guide is not None:
             record |= self._guide(r)
-        per = self.experiment.training.steps(len(self.data.train))
+        steps = self.experiment.training.steps(len(self.data.train))
         begin, end = self._phase(r)
-        done, total = (sum(self.schedule.rounds[begin:stop]) * per for stop in (r, end))
-        losses = on_terms(self.learner, self.guide, self.tau_s)
+        first, total = (sum(self.schedule.rounds[begin:stop]) * steps for stop in (r, end))
+        losses = term_losses(self.learner, self.guide, self.tau_s)
         for k in range(self.schedule.rounds[r]):
-            record["train/loss"] = self._pass(self.pass_data, losses, done + k * per, total)
+            record["train/loss"] = self._pass(self.pass_data, losses, first + k * steps, total)
         return record
 
     def _phase(self, r: int) -> tuple[int, int]:
@@ -299,8 +302,8 @@ class DistillTask(TrainerTask):
         """A pass of the student whose first step is step ``first`` of the phase's ``total``; returns its mean loss."""
         training = self.experiment.training
 
-        def rate(at: int) -> float:
-            return training.rate(first + at, total)
+        def rate(step: int) -> float:
+            return training.rate(first + step, total)
 
         loss = student_pass(data, self.learner, self.sgd, self.passes, rate, losses)
         self.passes += 1
@@ -315,7 +318,7 @@ class DistillTask(TrainerTask):
         snapshot = snapshot_student(self.pass_data, self.learner, method, r)
         self.forwards += 1
         if self.delta is None:  # the student as it stands at the beginning
-            error = float((snapshot.own.argmax(1) != snapshot.y).double().mean())
+            error = float((snapshot.logits.argmax(1) != snapshot.y).double().mean())
             self.delta = error if settings.delta is None else settings.delta
             self.tau_s = student_temperature(method, snapshot)
         lagrange = multiplier(r, rounds, settings.lam_min, settings.lam_max, settings.period_of(rounds))
@@ -328,35 +331,36 @@ class DistillTask(TrainerTask):
             record["guide/loss"] = guide_pass(
                 self.pass_data, method, snapshot, self.guide, self.guide_sgd, batches, lr, lagrange, delta, self.tau_s
             )
-        g, wrong = guide_values(self.guide, snapshot), snapshot.wrong
+        g, is_wrong = guide_values(self.guide, snapshot), snapshot.is_wrong
         return record | {
             "guide/lambda": lagrange,
             "guide/delta": delta,
             "guide/mean": float(g.mean()),
-            "guide/wrong": _mean(g[wrong]),
-            "guide/right": _mean(g[~wrong]),
+            "guide/wrong": _mean(g[is_wrong]),
+            "guide/right": _mean(g[~is_wrong]),
             "guide/tau_s": self.tau_s,
-            "guide/spent": spent(method, snapshot, g),
+            "guide/spent": used_budget(method, snapshot, g),
         }
 
     def commit(self, step: Record) -> tuple[Record, dict[str, Columns]]:
-        every, before = self.experiment.every, self.history[-1]["passes"] if self.history else self.schedule.before
+        every = self.experiment.every
+        passes_before = self.history[-1]["passes"] if self.history else self.schedule.before
         self.round += 1
         if self.round == self.schedule.warm:  # the method's own layers and momentum begin afresh
             self.sgd = self._optimiser()
         record: Record = {"round": self.round, "passes": self.passes, "forwards": self.forwards, **step}
-        if self.passes // every > before // every or self.round == self.rounds:
+        if self.passes // every > passes_before // every or self.round == self.rounds:
             model = self.learner.student if step["phase"] == "warm" else self.learner
             for name, samples in (("validation", self.data.validation), ("global", self.data.test)):
-                record |= {f"{name}/{key}": value for key, value in measured(model, samples)}
-        chosen = selected([*self.history, record])
-        if chosen is not None and chosen["round"] == self.round:
-            self.best = self.learner.deployed()
-        self.kept = self._state()
+                record |= {f"{name}/{key}": value for key, value in evaluate(model, samples)}
+        best = selected_record([*self.history, record])
+        if best is not None and best["round"] == self.round:
+            self.best = self.learner.deployed_state()
+        self.last_state = self._state()
         return record, {}
 
     def snapshot(self) -> Checkpoint:
-        return self.kept
+        return self.last_state
 
     def _state(self) -> Checkpoint:
         """A copy of all state, since an interrupted step leaves networks and momentum half updated."""
@@ -382,7 +386,7 @@ class DistillTask(TrainerTask):
         delta, self.tau_s = checkpoint.facts["delta"], float(checkpoint.facts["tau_s"])
         self.delta = None if delta is None else float(delta)
         self.best = trees.get("best", {})
-        if self.best and forms(self.best) != forms(self.learner.deployed()):
+        if self.best and forms(self.best) != forms(self.learner.deployed_state()):
             raise ValueError("its best model is not one of this student")
         self.learner.load_state_dict(trees["learner"])
         self.sgd = self._optimiser()
@@ -390,7 +394,7 @@ class DistillTask(TrainerTask):
         if self.guide is not None:
             self.guide.load_state_dict(trees["guide"])
             load_momentum(self.guide_sgd, trees.get("guide momentum", {}))
-        self.kept = self._state()
+        self.last_state = self._state()
 
     @cached_property
     def guide_values(self) -> tuple[Tensor, Tensor] | None:
@@ -398,21 +402,21 @@ class DistillTask(TrainerTask):
         if self.guide is None:
             return None
         snapshot = snapshot_student(self.pass_data, self.learner, self.experiment.method, len(self.schedule.rounds))
-        return guide_values(self.guide, snapshot), ~snapshot.wrong
+        return guide_values(self.guide, snapshot), ~snapshot.is_wrong
 
     def summarise(self, status: Status) -> dict[str, Any]:
         """The content of ``summary.json``: the selected model, and separately the one selected as published."""
         history, schedule, teacher = self.history, self.schedule, self.teacher
-        final, best = history[-1] if history else {}, selected(history)
+        final, best = history[-1] if history else {}, selected_record(history)
         student = {"parameters": self.learner.size(), "macs": macs(self.learner, self.inputs)}
         about: dict[str, Any] = {
             "protocol": self.experiment.budget,
             "passes": final.get("passes", schedule.before),
             "forwards": final.get("forwards", 0),
             "warm": schedule.before + schedule.warm,
-            "selected": brief(best),
-            "as_published": brief(published(history)),
-            "last": brief(final or None),
+            "selected": short_record(best),
+            "as_published": short_record(best_test_record(history)),
+            "last": short_record(final or None),
             "student": student,
             "data": conventions(self.data.train.first, self.data.about),
             "warnings": warm_start_warnings(history),
@@ -424,15 +428,15 @@ class DistillTask(TrainerTask):
             about["guide"] = {key: final.get(f"guide/{key}") for key in ("mean", "right", "wrong", "spent")}
             about["warnings"] = [*guide_warnings(about["guide"]), *about["warnings"]]
         if teacher is not None and status.ended:
-            theirs = {"parameters": sum(p.numel() for p in teacher.parameters()), "macs": macs(teacher, self.inputs)}
-            about["teacher"] = {"accuracy": dict(measured(teacher, self.data.test))["accuracy"], **theirs}
-            about["ratio"] = {key: round(theirs[key] / max(student[key], 1), 1) for key in theirs}
+            size = {"parameters": sum(p.numel() for p in teacher.parameters()), "macs": macs(teacher, self.inputs)}
+            about["teacher"] = {"accuracy": dict(evaluate(teacher, self.data.test))["accuracy"], **size}
+            about["ratio"] = {key: round(size[key] / max(student[key], 1), 1) for key in size}
         return about
 
     def write(self, directory: RunDirectory, status: Status) -> None:
         if not status.ended:
             return
-        write_whole(directory.path / "model.safetensors", as_model_file(self._chosen()))
+        write_whole(directory.path / "model.safetensors", as_model_file(self._selected_state()))
         write_whole(directory.path / "last.safetensors", as_model_file(self.learner.student.state_dict()))
         if self.guide_values is not None:
             table = Table(directory.path / "guide.parquet")
@@ -443,18 +447,19 @@ class DistillTask(TrainerTask):
     def result(self, summary: dict[str, Any]) -> Distilled:
         """The result, with the model of the selected round; this modifies the learner."""
         values = self.guide_values
-        self.learner.deploy(self._chosen())
+        self.learner.deploy(self._selected_state())
         model = self.learner if self.learner.reuse is not None else self.learner.student
         return Distilled(self.history, summary, model.eval(), values)
 
-    def _chosen(self) -> dict[str, Tensor]:
+    def _selected_state(self) -> dict[str, Tensor]:
         """The deployed model's tensors of the selected round; its current ones if the run stopped in the warm start."""
-        return self.best or self.learner.deployed()
+        return self.best or self.learner.deployed_state()
 
     def _optimiser(self) -> torch.optim.SGD:
         learner = self.learner
-        moved = list(learner.student.parameters()) if self.round < self.schedule.warm else learner.trained()
-        return optimiser([p for p in moved if p.requires_grad], self.experiment.training)
+        is_warm = self.round < self.schedule.warm
+        parameters = list(learner.student.parameters()) if is_warm else learner.trainable_parameters()
+        return optimiser([p for p in parameters if p.requires_grad], self.experiment.training)
 
 
 def load_start(student: nn.Module, start: Path, data: Splits) -> int:

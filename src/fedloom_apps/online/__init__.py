@@ -7,8 +7,8 @@
 >>> from fedloom_apps.online import Moml, Online, grid, run
 >>> experts = grid(Moml(), Maml(lr=0.3), Local(steps=5, clip=3.0), {"learner.alpha": (1.0, 5.0)})
 >>> stream = task_stream("digits", "s_mnist", seed=0)[:3]
->>> found = run(Online("moml", experts, stream, lambda: models.make("mlp", classes=10, inputs=(1, 8, 8))))
->>> found.summary["rounds"], found.summary["memory"]["task_bytes"]
+>>> result = run(Online("moml", experts, stream, lambda: models.make("mlp", classes=10, inputs=(1, 8, 8))))
+>>> result.summary["rounds"], result.summary["memory"]["task_bytes"]
 (3, 0)
 """
 

@@ -53,7 +53,7 @@ ONLINE = CommandSchema(
         "device": "auto",
         "checkpoint": {"every": 50},
     },
-    default_sweep=lambda named: ("learner=moml,ftml,mogd",),
+    default_sweep=lambda keys: ("learner=moml,ftml,mogd",),
     check_conflicts=refuse_overridden,
     aliases={"tasks": "stream.tasks"},
     may_change=("checkpoint", "device", "trackers"),
@@ -85,14 +85,14 @@ def build(config: Config, shared: Shared | None = None) -> Online:
 
 def _experts(values: Mapping[str, Any]) -> tuple[ExpertConfig, ...]:
     """The experts: the product of all lists of settings."""
-    settings, over = {}, {}
+    settings, grids = {}, {}
     for key, section in EXPERT.items():
         setting = values[key]
         kinds = section.parameters(setting["name"]) if isinstance(section, Choice) else signature(Local)
         lists = {k: v for k, v in setting.items() if k in kinds and is_grid(kinds[k].annotation, v)}
-        settings[key] = section.instantiate({**setting, **{name: several[0] for name, several in lists.items()}})
-        over |= {f"{key}.{name}": several for name, several in lists.items()}
-    return grid(**settings, over=over)
+        settings[key] = section.instantiate({**setting, **{name: options[0] for name, options in lists.items()}})
+        grids |= {f"{key}.{name}": options for name, options in lists.items()}
+    return grid(**settings, over=grids)
 
 
 class EveryNth(Callback):
@@ -115,22 +115,22 @@ class EveryNth(Callback):
 
 def table(rows: Rows) -> Table:
     """A table of learners with accuracies, stored data and the expert of largest weight."""
-    shown = numeric_table("learner", ("CTM", "LTM", "stored data", "tasks", "time"))
-    hedged = any(len(summary["hedge"]["p"]) > 1 for _, summary in rows)
-    if hedged:
-        shown.add_column("best expert", overflow="fold")
+    overview = numeric_table("learner", ("CTM", "LTM", "stored data", "tasks", "time"))
+    has_mixtures = any(len(summary["hedge"]["p"]) > 1 for _, summary in rows)
+    if has_mixtures:
+        overview.add_column("best expert", overflow="fold")
     for label, summary in rows:
-        long, several = summary.get("ltm") or {}, len(summary["hedge"]["p"]) > 1
-        shown.add_row(
+        long_term, is_mixture = summary.get("ltm") or {}, len(summary["hedge"]["p"]) > 1
+        overview.add_row(
             Text(label),
             number("accuracy", summary["ctm"]["accuracy"]),
-            number("accuracy", long.get("accuracy")),
+            number("accuracy", long_term.get("accuracy")),
             format_size(summary["memory"]["task_bytes"]),
             str(summary["rounds"]),
             duration(summary["seconds"]),
-            *([Text(summary["hedge"]["best"] if several else ABSENT)] if hedged else []),
+            *([Text(summary["hedge"]["best"] if is_mixture else ABSENT)] if has_mixtures else []),
         )
-    return shown
+    return overview
 
 
 command = Command(ONLINE, lambda config: config["learner.name"], build, in_directory(run), table, progress=EveryNth)

@@ -63,15 +63,15 @@ class ExpertConfig:
 
     def static_fields(self) -> tuple[Any, ...]:
         """All other settings, which the experts of a group share."""
-        skipped = self.vmapped_fields()
+        vmapped = self.vmapped_fields()
         parts = (("learner", self.learner), ("adaptation", self.adaptation), ("local", self.local))
         settings = (
-            (where, type(part), f.name, getattr(part, f.name))
-            for where, part in parts
+            (section, type(part), f.name, getattr(part, f.name))
+            for section, part in parts
             for f in fields(part)
-            if f"{where}.{f.name}" not in skipped
+            if f"{section}.{f.name}" not in vmapped
         )
-        return tuple((*place, tuple(it.items()) if isinstance(it, Mapping) else it) for *place, it in settings)
+        return tuple((*key, tuple(value.items()) if isinstance(value, Mapping) else value) for *key, value in settings)
 
 
 def grid(
@@ -81,8 +81,8 @@ def grid(
 
     >>> from fedloom.parts.adaptation import Maml
     >>> from fedloom_apps.online.learners import Moml
-    >>> found = grid(Moml(), Maml(), Local(steps=10), {"learner.alpha": (1.0, 5.0), "adaptation.lr": (0.1, 0.01)})
-    >>> [(e.learner.alpha, e.adaptation.lr) for e in found]
+    >>> experts = grid(Moml(), Maml(), Local(steps=10), {"learner.alpha": (1.0, 5.0), "adaptation.lr": (0.1, 0.01)})
+    >>> [(e.learner.alpha, e.adaptation.lr) for e in experts]
     [(1.0, 0.1), (1.0, 0.01), (5.0, 0.1), (5.0, 0.01)]
 
     Raises:
@@ -95,17 +95,17 @@ def grid(
         if part not in base or name not in {f.name for f in fields(base[part])}:
             raise ConfigError(f"a grid cannot vary {key!r}: it is not a setting of learner, adaptation or local.")
     for values in itertools.product(*over.values()):
-        experts.append(ExpertConfig(**_changed(base, dict(zip(over, values, strict=True)))))
+        experts.append(ExpertConfig(**_with_settings(base, dict(zip(over, values, strict=True)))))
     return tuple(experts)
 
 
-def _changed(parts: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+def _with_settings(parts: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Parts by name with other values of settings like ``learner.alpha``."""
-    changed = dict(parts)
+    result = dict(parts)
     for key, value in settings.items():
         part, _, name = key.partition(".")
-        changed[part] = replace(changed[part], **{name: value})
-    return changed
+        result[part] = replace(result[part], **{name: value})
+    return result
 
 
 @dataclass(frozen=True)
@@ -130,16 +130,17 @@ class ExpertGroup:
             kinds.setdefault(expert.static_fields(), []).append(place)
         groups = []
         for places in kinds.values():
-            varied = [experts[place].vmapped_fields() for place in places]
-            differ = [name for name in varied[0] if len({values[name] for values in varied}) > 1]
-            numbers = {name: torch.tensor([values[name] for values in varied], dtype=dtype) for name in differ}
+            settings = [experts[place].vmapped_fields() for place in places]
+            varying_names = [name for name in settings[0] if len({values[name] for values in settings}) > 1]
+            numbers = {name: torch.tensor([values[name] for values in settings], dtype=dtype) for name in varying_names}
             groups.append(cls(tuple(places), experts[places[0]], numbers))
         return tuple(groups)
 
     def instantiate(self, numbers: Mapping[str, Any]) -> tuple[OnlineLearner, Adaptation, Any, Any]:
         """Learner, adaptation, β and weight decay with the given numbers substituted."""
-        first, own = self.first, {key: value for key, value in numbers.items() if not key.startswith("local.")}
-        parts = _changed({"learner": first.learner, "adaptation": first.adaptation}, own)
+        first = self.first
+        settings = {key: value for key, value in numbers.items() if not key.startswith("local.")}
+        parts = _with_settings({"learner": first.learner, "adaptation": first.adaptation}, settings)
         lr, decay = (numbers.get(f"local.{name}", getattr(first.local, name)) for name in ("lr", "weight_decay"))
         return parts["learner"], parts["adaptation"], lr, decay
 
@@ -153,34 +154,35 @@ def expert_label(expert: ExpertConfig) -> str:
     'K 10, maml(lr 0.1, steps 1), alpha 1'
     """
 
-    def shown(part: OnlineLearner | Adaptation, *names: str) -> list[str]:
+    def setting_texts(part: OnlineLearner | Adaptation, *names: str) -> list[str]:
         settings = [(name, getattr(part, name)) for name in names]
         return [
             f"{name} {value:g}" if isinstance(value, int | float) else f"{name} {bare(value)}"
             for name, value in settings
         ]
 
-    own = shown(expert.learner, *(f.name for f in fields(expert.learner)))
-    inner = shown(expert.adaptation, *(f.name for f in fields(expert.adaptation) if f.name in ("lr", "steps")))
+    learner_texts = setting_texts(expert.learner, *(f.name for f in fields(expert.learner)))
+    names = (f.name for f in fields(expert.adaptation) if f.name in ("lr", "steps"))
+    adaptation_texts = setting_texts(expert.adaptation, *names)
     name = label(expert.adaptation)
     amount = f"E {expert.local.epochs}" if expert.local.steps is None else f"K {expert.local.steps}"
     steps = [amount] if expert.learner.trains else []
-    return ", ".join([*steps, f"{name}({', '.join(inner)})" if inner else name, *own])
+    return ", ".join([*steps, f"{name}({', '.join(adaptation_texts)})" if adaptation_texts else name, *learner_texts])
 
 
 TaskBatch = tuple[Batch, Batch]  # support and query of one task
 
 
-def stored(number: int, arrays: Arrays) -> Tree:
-    """A task's training samples, named as in the stored state.
+def task_entries(number: int, arrays: Arrays) -> Tree:
+    """A task's training samples, as entries of the memory of an ensemble's state.
 
-    >>> list(stored(7, Arrays(torch.zeros(1, 2), torch.tensor([0]), 1)))
+    >>> list(task_entries(7, Arrays(torch.zeros(1, 2), torch.tensor([0]), 1)))
     ['000007/x', '000007/y']
     """
     return {f"{number:06d}/x": arrays.x, f"{number:06d}/y": arrays.y}
 
 
-def fetched(memory: Mapping[str, Tensor], number: int) -> Batch:
+def stored_batch(memory: Mapping[str, Tensor], number: int) -> Batch:
     """All samples of a stored task."""
     return Batch(memory[f"{number:06d}/x"], memory[f"{number:06d}/y"])
 
@@ -215,7 +217,7 @@ def task_batches(
     candidates = list(learner.tasks(stored, t))
     draw = rng.stream(seed, "online tasks", t)
     if not learner.adapts:
-        return _pooled(local, memory, candidates, draw)
+        return _pooled_batches(local, memory, candidates, draw)
     steps = local.steps_for(len(memory[f"{t:06d}/y"]))
     batches: dict[tuple[int, str], list[np.ndarray]] = {}
 
@@ -227,29 +229,29 @@ def task_batches(
         return torch.from_numpy(batches[number, purpose][step])
 
     def pair(number: int, step: int) -> TaskBatch:
-        whole = fetched(memory, number)
+        samples = stored_batch(memory, number)
         query = rows(number, "query", local.batch_size, step)
         if not support:
-            return whole, Batch(whole.x[query], whole.y[query])
-        others = np.setdiff1d(np.arange(len(whole.y)), query.numpy())
-        if disjoint and len(others) >= support:
-            order = rng.stream(seed, "online support", t, number, step).permutation(others)
-            first = torch.from_numpy(order[:support])
+            return samples, Batch(samples.x[query], samples.y[query])
+        remaining = np.setdiff1d(np.arange(len(samples.y)), query.numpy())
+        if disjoint and len(remaining) >= support:
+            order = rng.stream(seed, "online support", t, number, step).permutation(remaining)
+            support_rows = torch.from_numpy(order[:support])
         else:
-            first = rows(number, "support", support, step)
-        return Batch(whole.x[first], whole.y[first]), Batch(whole.x[query], whole.y[query])
+            support_rows = rows(number, "support", support, step)
+        return Batch(samples.x[support_rows], samples.y[support_rows]), Batch(samples.x[query], samples.y[query])
 
     count = min(learner.tasks_per_step() or len(candidates), len(candidates))
     result = []
     for step in range(steps):
-        chosen = candidates
+        numbers = candidates
         if count < len(candidates):
-            chosen = [candidates[i] for i in draw.choice(len(candidates), count, replace=False)]
-        result.append([pair(number, step) for number in chosen])
+            numbers = [candidates[i] for i in draw.choice(len(candidates), count, replace=False)]
+        result.append([pair(number, step) for number in numbers])
     return result
 
 
-def _pooled(
+def _pooled_batches(
     local: Local, memory: Mapping[str, Tensor], candidates: Sequence[int], draw: np.random.Generator
 ) -> list[list[TaskBatch]]:
     """Mini-batches from the samples of all tasks together; the support is empty."""
@@ -258,13 +260,13 @@ def _pooled(
     parts = []
     for _ in range(local.steps_for(sizes[-1])):
         size = min(local.batch_size or int(ends[-1]), int(ends[-1]))
-        picked = draw.choice(int(ends[-1]), size, replace=False) if size < ends[-1] else np.arange(size)
-        owners = np.searchsorted(ends, picked, side="right")
-        chosen = [
-            (fetched(memory, candidates[o]), int(i - (ends[o - 1] if o else 0)))
-            for o, i in zip(owners, picked, strict=True)
+        positions = draw.choice(int(ends[-1]), size, replace=False) if size < ends[-1] else np.arange(size)
+        owners = np.searchsorted(ends, positions, side="right")
+        samples = [
+            (stored_batch(memory, candidates[o]), int(i - (ends[o - 1] if o else 0)))
+            for o, i in zip(owners, positions, strict=True)
         ]
-        query = Batch(torch.stack([b.x[i] for b, i in chosen]), torch.stack([b.y[i] for b, i in chosen]))
+        query = Batch(torch.stack([b.x[i] for b, i in samples]), torch.stack([b.y[i] for b, i in samples]))
         parts.append([(Batch(query.x[:0], query.y[:0]), query)])
     return parts
 
@@ -330,7 +332,7 @@ class ExpertEnsemble:
         return torch.device(self.device).type == "cpu"
 
     def plan(self, kind: int, adaptation: Adaptation | None = None) -> tuple[ClientPlan, Net]:
-        """The client plan and network; ``kind`` 0 is without adaptation, 1 with that of the first expert."""
+        """The client plan and network; without adaptation for ``kind`` 0, with the first expert's for 1."""
         if kind not in self.plans:
             method = Method("online", self.objective, adaptation=self.experts[0].adaptation if kind else Adaptation())
             nothing = Arrays(torch.zeros(0, 1), torch.zeros(0, dtype=torch.long), self.classes)
@@ -342,7 +344,7 @@ class ExpertEnsemble:
             return plan, net
         return replace(plan, method=replace(plan.method, adaptation=adaptation)), net
 
-    def finite(self, state: State) -> Tensor:
+    def is_finite(self, state: State) -> Tensor:
         """Whether the model of each expert is finite, bool [E]."""
         finite = torch.ones(len(self.experts), dtype=torch.bool)
         for place, group in enumerate(self.groups):
@@ -355,8 +357,8 @@ class ExpertEnsemble:
         w = plan.theta0.to(self.device)
         state: State = {MEMORY: {}}
         for place, group in enumerate(self.groups):
-            alone = {"w": w, **group.first.learner.init(w)}
-            state[str(place)] = {name: value.repeat(len(group.places), 1) for name, value in alone.items()}
+            expert_state = {"w": w, **group.first.learner.init(w)}
+            state[str(place)] = {name: value.repeat(len(group.places), 1) for name, value in expert_state.items()}
             state[str(place)]["held"] = torch.zeros(0, dtype=torch.long)
         return state
 
@@ -375,11 +377,11 @@ class ExpertEnsemble:
         """
         predictions: dict[int, Tensor] = {}
         with torch.no_grad():
-            for place, group, rows in self._selected(only):
+            for place, group, rows in self._group_rows(only):
                 w = state[str(place)]["w"][rows]
                 numbers = {name: value[rows].to(self.device) for name, value in group.numbers.items()}
 
-                def one(w: Tensor, numbers: Tree, group: ExpertGroup = group) -> Tensor:
+                def predict_expert(w: Tensor, numbers: Tree, group: ExpertGroup = group) -> Tensor:
                     if support is None:
                         plan, net = self.plan(0)
                         return adapting.forward(plan, net.eval(), plan.buffers0)(w, x).logits
@@ -387,17 +389,17 @@ class ExpertEnsemble:
                     plan, net = self.plan(1, adaptation)
                     net.eval()
 
-                    def task(sx: Tensor, sy: Tensor, x: Tensor) -> Tensor:
+                    def predict_task(sx: Tensor, sy: Tensor, x: Tensor) -> Tensor:
                         return adapting.deployed(plan, net, w, plan.buffers0, Batch(sx, sy))(x)
 
                     data = (support.x, support.y, x)
-                    return self._each(task, *data, always=True) if many else task(*data)
+                    return self._map(predict_task, *data, always=True) if many else predict_task(*data)
 
-                logits = self._each(one, w, numbers)
+                logits = self._map(predict_expert, w, numbers)
                 predictions |= {group.places[row]: logits[i] for i, row in enumerate(rows)}
         return torch.stack([predictions[expert] for expert in sorted(predictions)])
 
-    def _selected(self, only: Sequence[int] | None) -> Iterator[tuple[int, ExpertGroup, list[int]]]:
+    def _group_rows(self, only: Sequence[int] | None) -> Iterator[tuple[int, ExpertGroup, list[int]]]:
         """Index and group of each group that holds some of the experts, with their rows in it."""
         for place, group in enumerate(self.groups):
             rows = [row for row, expert in enumerate(group.places) if only is None or expert in only]
@@ -415,66 +417,67 @@ class ExpertEnsemble:
             arrays: the task's training samples.
             only: the experts that learn; the others are unchanged and store no data.
         """
-        memory = state[MEMORY] | stored(t, arrays)
-        new: State = {place: dict(tree) for place, tree in state.items()}
+        memory = state[MEMORY] | task_entries(t, arrays)
+        next_state: State = {place: dict(tree) for place, tree in state.items()}
         losses = torch.full((len(self.experts),), float("nan"))
-        kept: set[int] = set()
+        task_numbers: set[int] = set()
         for place in range(len(self.groups)):
-            new[str(place)]["held"] = torch.zeros(0, dtype=torch.long)
-        for place, group, rows in self._selected(only):
-            old, learner = state[str(place)], group.first.learner
-            stored_tasks = old["held"].tolist()
+            next_state[str(place)]["held"] = torch.zeros(0, dtype=torch.long)
+        for place, group, rows in self._group_rows(only):
+            group_state, learner = state[str(place)], group.first.learner
+            stored_tasks = group_state["held"].tolist()
             if learner.trains:
                 local = group.first.local
                 steps = task_batches(learner, local, self.support, memory, stored_tasks, t, self.seed, self.disjoint)
-                after, loss = self._descend(group, rows, old, steps, t)
-                new[str(place)] |= after
+                group_update, loss = self._descend(group, rows, group_state, steps, t)
+                next_state[str(place)] |= group_update
                 losses[[group.places[row] for row in rows]] = loss.cpu().to(losses.dtype)
             stored_tasks = list(learner.keep(stored_tasks, t, rng.stream(self.seed, "online memory", t)))
-            new[str(place)]["held"] = torch.tensor(stored_tasks, dtype=torch.long)
-            kept |= set(stored_tasks)
-        new[MEMORY] = {name: value for name, value in memory.items() if int(name.partition("/")[0]) in kept}
-        return new, losses
+            next_state[str(place)]["held"] = torch.tensor(stored_tasks, dtype=torch.long)
+            task_numbers |= set(stored_tasks)
+        next_state[MEMORY] = {name: x for name, x in memory.items() if int(name.partition("/")[0]) in task_numbers}
+        return next_state, losses
 
     def _descend(
-        self, group: ExpertGroup, rows: list[int], old: Tree, steps: Sequence[Sequence[TaskBatch]], t: int
+        self, group: ExpertGroup, rows: list[int], group_state: Tree, steps: Sequence[Sequence[TaskBatch]], t: int
     ) -> tuple[Tree, Tensor]:
         """K steps of w ← w - β(∇L(w) + ∇R(w)), clipped, with weight decay: the new state and the mean loss."""
         rng.seed_torch(self.seed, "dropout", t)
-        state = {name: value[rows] for name, value in old.items() if name not in ("w", "held")}
+        state = {name: value[rows] for name, value in group_state.items() if name not in ("w", "held")}
         numbers = {name: value[rows].to(self.device) for name, value in group.numbers.items()}
         local = group.first.local
-        w = self._each(lambda w, state: group.first.learner.begin(w, state), old["w"][rows], state)
+        w = self._map(lambda w, state: group.first.learner.begin(w, state), group_state["w"][rows], state)
         clip, decay = local.clip, local.decay(t)
         total = torch.zeros(len(w), dtype=w.dtype, device=w.device)
-        together = self.stacked and len(w) > 1
-        for material in steps:
+        is_vmapped = self.stacked and len(w) > 1
+        for batches in steps:
 
             def step(
-                w: Tensor, state: Tree, numbers: Tree, at: Sequence[TaskBatch] = material
+                w: Tensor, state: Tree, numbers: Tree, task_list: Sequence[TaskBatch] = batches
             ) -> tuple[Tensor, Tensor]:
-                learner, adaptation, lr, decayed = group.instantiate(numbers)
-                loss = self._loss(learner, adaptation, at)
-                grad, value = grad_and_value(loss)(w) if together else adapting.gradient(loss, w)
+                learner, adaptation, lr, weight_decay = group.instantiate(numbers)
+                loss = self._loss(learner, adaptation, task_list)
+                grad, value = grad_and_value(loss)(w) if is_vmapped else adapting.gradient(loss, w)
                 grad = grad + learner.regulariser_grad(w, state)
                 if clip is not None:
                     grad = grad * clip_factor(torch.linalg.vector_norm(grad), clip)
-                return w - lr * decay * (grad + decayed * w), value
+                return w - lr * decay * (grad + weight_decay * w), value
 
             with torch.no_grad():
-                w, value = self._each(step, w, state, numbers)
+                w, value = self._map(step, w, state, numbers)
             total += value
 
         def end(w: Tensor, state: Tree, numbers: Tree) -> Tree:
             return group.instantiate(numbers)[0].end(w, state)
 
-        after = {"w": w, **self._each(end, w, state, numbers)}
+        new_state = {"w": w, **self._map(end, w, state, numbers)}
         if len(rows) < len(group.places):
-            after = {name: old[name].index_copy(0, torch.tensor(rows, device=w.device), v) for name, v in after.items()}
-        return after, total / max(len(steps), 1)
+            indices = torch.tensor(rows, device=w.device)
+            new_state = {name: group_state[name].index_copy(0, indices, value) for name, value in new_state.items()}
+        return new_state, total / max(len(steps), 1)
 
     def _loss(
-        self, learner: OnlineLearner, adaptation: Adaptation, material: Sequence[TaskBatch]
+        self, learner: OnlineLearner, adaptation: Adaptation, batches: Sequence[TaskBatch]
     ) -> Callable[[Tensor], Tensor]:
         """The mean of f∘U over a step's tasks (of f if learner or adaptation train without U) as a function of w."""
         plan, net = self.plan(1, adaptation) if learner.adapts and adaptation.trains else self.plan(0)
@@ -484,10 +487,10 @@ class ExpertEnsemble:
         def loss(w: Tensor, sx: Tensor, sy: Tensor, qx: Tensor, qy: Tensor) -> Tensor:
             return adapting.objective(plan, net, plan.buffers0, Batch(sx, sy), Batch(qx, qy), contexts)(w)
 
-        tasks = [(support.x, support.y, query.x, query.y) for support, query in material]
-        alike = all(x.shape == y.shape for task in tasks for x, y in zip(task, tasks[0], strict=True))
+        tasks = [(support.x, support.y, query.x, query.y) for support, query in batches]
+        same_shapes = all(x.shape == y.shape for task in tasks for x, y in zip(task, tasks[0], strict=True))
         if (
-            len(tasks) > 1 and alike and self.stacked and layer_in_basis(plan, net, tasks[0][0], together=True)
+            len(tasks) > 1 and same_shapes and self.stacked and layer_in_basis(plan, net, tasks[0][0], together=True)
         ):  # else a copy of w for each task
             columns = [torch.stack(column) for column in zip(*tasks, strict=True)]
             return lambda w: vmap(partial(loss, w), randomness="different")(*columns).mean()
@@ -504,13 +507,13 @@ class ExpertEnsemble:
         slow = self.device == "cpu" and any(isinstance(module, _ConvNd) for module in modules)
         return not slow and all(getattr(module, "stackable", True) for module in modules)
 
-    def _each(self, f: Callable[..., Any], *trees: Any, always: bool = False) -> Any:
+    def _map(self, f: Callable[..., Any], *trees: Any, always: bool = False) -> Any:
         """Apply ``f`` along the first axis, of a group's experts or (``always`` in one call, if stacked) of tasks."""
         count = len(trees[0])
         if self.stacked and (always or count > 1):
             return vmap(f, randomness="different")(*trees)
         results = [f(*tree_map(lambda value, i=i: value[i], trees)) for i in range(count)]
-        return tree_map(lambda *each: torch.stack(each), *results)
+        return tree_map(lambda *values: torch.stack(values), *results)
 
 
 def task_bytes(state: State) -> int:

@@ -32,7 +32,7 @@ from fedloom.rounds.exchange import State
 from fedloom.rounds.meta import NEVER
 from fedloom_apps.online.ensemble import ExpertEnsemble
 from fedloom_apps.online.experiment import Online
-from fedloom_apps.online.learners import mixed
+from fedloom_apps.online.learners import weighted_sum
 from fedloom_apps.online.streams import Task
 
 
@@ -47,11 +47,11 @@ def scores(logits: Tensor, y: Tensor, term: Term) -> tuple[Tensor, Tensor]:
     """
     lead, count = logits.shape[:-1], logits.shape[-1]
     inner = y.shape[len(lead) - 1 :]  # of one target: none for a class
-    wanted = y.expand(*lead, *inner)
-    right = torch.zeros(lead) if y.is_floating_point() else (logits.argmax(-1) == wanted).double()
-    batch = Batch(torch.zeros(0), wanted.reshape(-1, *inner))
+    targets = y.expand(*lead, *inner)
+    is_correct = torch.zeros(lead) if y.is_floating_point() else (logits.argmax(-1) == targets).double()
+    batch = Batch(torch.zeros(0), targets.reshape(-1, *inner))
     loss = term.loss(Output(logits.reshape(-1, count)), batch, NO_ROUND).double().view(lead)
-    return right.mean(-1), loss.mean(-1)
+    return is_correct.mean(-1), loss.mean(-1)
 
 
 def samples_needed(sizes: Sequence[int], accuracies: Sequence[float], target: float) -> float | None:
@@ -78,7 +78,7 @@ class StreamEvaluator:
     online: Online
     ensemble: ExpertEnsemble
 
-    def placed(self, arrays: Arrays) -> Arrays:
+    def to_device(self, arrays: Arrays) -> Arrays:
         """Arrays in the experiment's dtype and on its device."""
         x = arrays.x.to(getattr(torch, self.online.dtype)) if arrays.x.is_floating_point() else arrays.x
         y = arrays.y.to(x.dtype) if arrays.y.is_floating_point() and x.is_floating_point() else arrays.y
@@ -89,84 +89,85 @@ class StreamEvaluator:
 
         The experts do not receive the test labels.
         """
-        train, x = self.placed(task.train), self.placed(task.test).x
+        train, x = self.to_device(task.train), self.to_device(task.test).x
         support = Batch(train.x, train.y) if rows is None else Batch(train.x[rows], train.y[rows])
         return self.ensemble.predict(state, support if len(support.x) else None, x, only)
 
     def score(self, logits: Tensor, task: Task, only: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Accuracy and loss [E] on a task's test samples from the logits of some experts; NaN for the others."""
-        accuracy, loss = scores(logits, self.placed(task.test).y, self.online.objective[0])
+        accuracy, loss = scores(logits, self.to_device(task.test).y, self.online.objective[0])
         result = torch.full((2, len(self.online.experts)), float("nan"), dtype=torch.float64)
         result[:, list(only)] = torch.stack([accuracy.cpu(), loss.cpu()]).double()
         return result[0], result[1]
 
-    def absent(self, logits: Tensor, task: Task) -> int:
+    def count_absent(self, logits: Tensor, task: Task) -> int:
         """The number of test samples whose class an expert never predicts, as the task has no training sample of it."""
-        y = self.placed(task.test).y
+        y = self.to_device(task.test).y
         if not one_class_each(y):
             return 0
-        own = logits.gather(-1, y.expand(len(logits), -1)[..., None])
-        return int((own == NEVER).any(0).sum())
+        class_logits = logits.gather(-1, y.expand(len(logits), -1)[..., None])
+        return int((class_logits == NEVER).any(0).sum())
 
     def efficiency(self, state: State, task: Task, p: Tensor) -> dict[str, Any]:
         """The mixture's accuracy after adapting with each of ``sizes`` samples of the task, in random order.
 
         With 0 samples the models are not adapted; sizes above the task's own use the whole task.
         """
-        sizes, only = self.online.measures.sizes, trusted(p, self.online.measures.tolerance)
+        sizes, only = self.online.measures.sizes, leading_experts(p, self.online.measures.tolerance)
         shares = p[only] / p[only].sum()
         order = torch.from_numpy(rng.stream(self.online.seed, "efficiency", task.number).permutation(len(task.train)))
-        reached: list[float] = []
+        accuracies: list[float] = []
         for size in sizes:
             accuracy, _ = self.score(self.predict(state, task, only, order[:size]), task, only)
-            reached.append(mixed(shares, accuracy[only]))
-        needed = samples_needed(sizes, reached, self.online.measures.target)
-        return {"efficiency/accuracy": reached, "efficiency/samples": needed}
+            accuracies.append(weighted_sum(shares, accuracy[only]))
+        samples = samples_needed(sizes, accuracies, self.online.measures.target)
+        return {"efficiency/accuracy": accuracies, "efficiency/samples": samples}
 
-    def long_term(self, state: State, tasks_seen: int, p: Tensor) -> dict[str, float]:
-        """The mixture's mean accuracy and loss on the first ``tasks_seen`` tasks, each generated again and adapted to.
+    def long_term(self, state: State, task_count: int, p: Tensor) -> dict[str, float]:
+        """The mixture's mean accuracy and loss on the first ``task_count`` tasks, each generated again and adapted to.
 
-        With ``ltm_tasks``, only that many: those that come first in a random order, which longer streams extend.
+        With ``ltm_tasks``, only that many of them: the first ones in a random order, which longer streams extend.
         """
-        only = trusted(p, self.online.measures.tolerance)
+        only = leading_experts(p, self.online.measures.tolerance)
         shares = p[only] / p[only].sum()
-        right, loss = torch.zeros(len(only), dtype=torch.float64), torch.zeros(len(only), dtype=torch.float64)
-        start, at_once, count = 0, self.online.measures.at_once, self.online.measures.ltm_tasks or tasks_seen
-        order = rng.stream(self.online.seed, "long term").random(tasks_seen).argsort(kind="stable")
+        correct, loss = torch.zeros(len(only), dtype=torch.float64), torch.zeros(len(only), dtype=torch.float64)
+        start, chunk, count = 0, self.online.measures.at_once, self.online.measures.ltm_tasks or task_count
+        order = rng.stream(self.online.seed, "long term").random(task_count).argsort(kind="stable")
         numbers = sorted(order[:count].tolist())
         while start < len(numbers):
-            tasks = [self.online.stream[n] for n in numbers[start : start + at_once]]
-            splits = [(self.placed(task.train), self.placed(task.test)) for task in tasks]
+            tasks = [self.online.stream[n] for n in numbers[start : start + chunk]]
+            splits = [(self.to_device(task.train), self.to_device(task.test)) for task in tasks]
             shapes = {(train.x.shape, test.x.shape) for train, test in splits}
             if len(shapes) == 1:
                 support = Batch(torch.stack([a.x for a, _ in splits]), torch.stack([a.y for a, _ in splits]))
                 x, y = torch.stack([b.x for _, b in splits]), torch.stack([b.y for _, b in splits])
                 logits = self.ensemble.predict(state, support, x, only, many=True)  # [E, T, N, C]
                 accuracy, losses = scores(logits, y, self.online.objective[0])
-                right, loss = right + accuracy.cpu().sum(1), loss + losses.cpu().sum(1)
+                correct, loss = correct + accuracy.cpu().sum(1), loss + losses.cpu().sum(1)
             else:
                 for train, test in splits:
                     logits = self.ensemble.predict(state, Batch(train.x, train.y), test.x, only)
                     accuracy, losses = scores(logits, test.y, self.online.objective[0])
-                    right, loss = right + accuracy.cpu(), loss + losses.cpu()
+                    correct, loss = correct + accuracy.cpu(), loss + losses.cpu()
             start += len(tasks)
-        return {"ltm/accuracy": mixed(shares, right / start), "ltm/loss": mixed(shares, loss / start)}
+        return {"ltm/accuracy": weighted_sum(shares, correct / start), "ltm/loss": weighted_sum(shares, loss / start)}
 
 
-def trusted(p: Tensor, tolerance: float) -> list[int]:
+def leading_experts(p: Tensor, tolerance: float) -> list[int]:
     """The smallest set of experts whose weights sum to at least 1 - ``tolerance``, in ascending order."""
     order = torch.argsort(p, descending=True, stable=True)
-    lacking = 1 - torch.cumsum(p[order], 0)
-    enough = int((lacking <= tolerance).nonzero()[0]) if bool((lacking <= tolerance).any()) else len(p) - 1
-    return sorted(order[: enough + 1].tolist())
+    missing_weight = 1 - torch.cumsum(p[order], 0)
+    is_enough = missing_weight <= tolerance
+    last = int(is_enough.nonzero()[0]) if bool(is_enough.any()) else len(p) - 1
+    return sorted(order[: last + 1].tolist())
 
 
 def summarise(online: Online, history: Sequence[dict[str, Any]], total: Tensor, parameters: int) -> dict[str, Any]:
     """The content of ``summary.json`` for an online run."""
     final = history[-1] if history else {}
-    long = [record for record in history if record.get("ltm/accuracy") is not None]
+    long_term = [record for record in history if record.get("ltm/accuracy") is not None]
     losses = [record["ctm/loss"] for record in history]
-    suffered = [record["hedge/loss"] for record in history]  # None where it was not finite
+    mixture_losses = [record["hedge/loss"] for record in history]  # None where it was not finite
     p = online.hedge.p(total)
     best = int(torch.argmin(total))
     summary: dict[str, Any] = {
@@ -182,56 +183,58 @@ def summarise(online: Online, history: Sequence[dict[str, Any]], total: Tensor, 
         },
         "hedge": {
             "gamma": online.hedge.gamma,
-            "loss": None if None in suffered else sum(suffered),
+            "loss": None if None in mixture_losses else sum(mixture_losses),
             "best": online.labels()[best],
             "best_loss": float(total[best]),
             "bound": online.hedge.bound(float(total[best]), len(total)) if online.hedged == "error" else None,
             "p": dict(zip(online.labels(), p.tolist(), strict=True)),
         },
-        "warnings": _warnings(total, online.labels(), history, long),
+        "warnings": _warnings(total, online.labels(), history, long_term),
     }
-    if long:
-        last = long[-1]
+    if long_term:
+        last = long_term[-1]
         summary["ltm"] = {
             "accuracy": last["ltm/accuracy"],
             "loss": last["ltm/loss"],
             "round": last["round"],
-            "mean": _mean([record["ltm/accuracy"] for record in long]),
+            "mean": _mean([record["ltm/accuracy"] for record in long_term]),
         }
-        whole = not 0 < online.measures.ltm_tasks < len(history)
-        if last["round"] == len(history) and whole and None not in (*losses, last["ltm/loss"]):
+        covers_all = not 0 < online.measures.ltm_tasks < len(history)
+        if last["round"] == len(history) and covers_all and None not in (*losses, last["ltm/loss"]):
             summary["regret_to_final_model"] = float(np.sum(losses) - np.sum([last["ltm/loss"]] * len(history)))
-    measured = [record for record in history if "efficiency/accuracy" in record]
-    if measured:
+    accuracies = [record["efficiency/accuracy"] for record in history if "efficiency/accuracy" in record]
+    if accuracies:
         summary["efficiency"] = {
             "sizes": list(online.measures.sizes),
-            "accuracy": [_mean(column) for column in zip(*(r["efficiency/accuracy"] for r in measured), strict=True)],
+            "accuracy": [_mean(column) for column in zip(*accuracies, strict=True)],
         }
     return summary
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) / len(numbers) if numbers else None
 
 
 def _warnings(
-    total: Tensor, labels: Sequence[str], history: Sequence[dict[str, Any]], long: Sequence[dict[str, Any]]
+    total: Tensor, labels: Sequence[str], history: Sequence[dict[str, Any]], long_term: Sequence[dict[str, Any]]
 ) -> list[str]:
-    lost = [label for label, value in zip(labels, total.tolist(), strict=True) if value == float("inf")]
-    warnings = [f"{len(lost)} of {len(labels)} experts diverged: {'; '.join(lost)}."] if lost else []
-    if unknown := [record["ctm/loss"] for record in history].count(None):
+    lost_experts = [label for label, value in zip(labels, total.tolist(), strict=True) if value == float("inf")]
+    warnings = []
+    if lost_experts:
+        warnings.append(f"{len(lost_experts)} of {len(labels)} experts diverged: {'; '.join(lost_experts)}.")
+    if count := [record["ctm/loss"] for record in history].count(None):
         warnings.append(
-            f"the mixture's loss was infinite or NaN at {unknown} of {len(history)} tasks, left out of its mean."
+            f"the mixture's loss was infinite or NaN at {count} of {len(history)} tasks, left out of its mean."
         )
-    if unknown := [record["ltm/loss"] for record in long].count(None):
+    if count := [record["ltm/loss"] for record in long_term].count(None):
         warnings.append(
-            f"the mixture's loss on earlier tasks was infinite or NaN in {unknown} of {len(long)} long-term "
+            f"the mixture's loss on earlier tasks was infinite or NaN in {count} of {len(long_term)} long-term "
             "evaluations: lower local.lr or adaptation.lr."
         )
-    if absent := [record["ctm/absent"] for record in history if "ctm/absent" in record]:
+    if counts := [record["ctm/absent"] for record in history if "ctm/absent" in record]:
         warnings.append(
-            f"at {len(absent)} of {len(history)} tasks, {sum(absent)} test samples were of classes without training "
+            f"at {len(counts)} of {len(history)} tasks, {sum(counts)} test samples were of classes without training "
             "samples in their task, which the adaptation never predicts: they count as wrong, and each as a loss of "
             f"{-NEVER:g}; give tasks more training samples (stream.train), or choose adaptation=maml."
         )

@@ -141,7 +141,7 @@ class Online:
             "name": self.name,
             **kinds,
             "adaptations": [repr(e.adaptation) for e in self.experts],
-            "local": [{k: of_function(v) if callable(v) else to_plain(v) for k, v in own.items()} for own in local],
+            "local": [{k: of_function(v) if callable(v) else to_plain(v) for k, v in it.items()} for it in local],
             "objective": [repr(term) for term in self.objective],
             "hedge": {"gamma": self.hedge.gamma, "retire": self.hedge.retire, "loss": self.hedged},
             "seed": self.seed,
@@ -154,9 +154,9 @@ class Online:
         if len(set(labels)) == len(labels):
             return labels
         settings = [flatten({"adaptation": asdict(e.adaptation), "local": asdict(e.local)}) for e in self.experts]
-        differ = [key for key in settings[0] if len({repr(setting.get(key)) for setting in settings}) > 1]
+        keys = [key for key in settings[0] if len({repr(setting.get(key)) for setting in settings}) > 1]
         return [
-            ", ".join([label, *(f"{key} {bare(setting[key])}" for key in differ if key in setting)])
+            ", ".join([label, *(f"{key} {bare(setting[key])}" for key in keys if key in setting)])
             for label, setting in zip(labels, settings, strict=True)
         ]
 

@@ -7,10 +7,10 @@ The hooks in the order in which they are called for the t-th task, once its pred
 the learner ``learns_first``)::
 
     begin(w, state)                 the model from which the K steps start
-    tasks(held, t)                  the tasks whose mean loss is minimised: the new one and some of those stored
+    tasks(stored, t)                the tasks whose mean loss is minimised: the new one and some of those stored
     regulariser_grad(w, state)      ∇R^t(w), added to the gradient in each of the K steps
     end(w, state)                   the new state, given w^{t+1}
-    keep(held, t, draw)             the tasks whose data stay stored for the next task
+    keep(stored, t, draw)           the tasks whose data stay stored for the next task
 
 The state is a dict of vectors [P] beside the model w [P]. Settings named in ``vmapped_fields`` may be tensors, so that
 experts that differ only in them are trained in one vmapped computation.
@@ -270,8 +270,8 @@ class Hedge:
     """p_i^{t+1} ∝ p_i^t γ^{ℓ_i^t} from uniform p^1: an expert's weight falls exponentially with its loss.
 
     The loss of the mixture is Σ p_i ℓ_i. For losses in [0, 1] its sum over tasks is at most
-    (L_best log(1/γ) + log G) / (1 - γ), where L_best is that of the best of G experts. Freund and Schapire, 1997; Acar,
-    thesis 2023, algorithm 10, with γ = .1.
+    (L_best log(1/γ) + log G) / (1 - γ), where L_best is the sum of the best of G experts. Freund and Schapire, 1997;
+    Acar, thesis 2023, algorithm 10, with γ = .1.
 
     The state is the experts' cumulative loss [G]; a loss that is not finite counts as infinite, so that this expert's
     weight stays 0.
@@ -325,7 +325,7 @@ class Hedge:
         return active or list(range(len(total)))
 
     def bound(self, best: float, experts: int) -> float:
-        """The upper bound of the mixture's cumulative loss, given that of the best expert; for losses in [0, 1].
+        """The upper bound of the mixture's cumulative loss if the best expert's is ``best``; for losses in [0, 1].
 
         >>> round(Hedge().bound(10.0, 24), 2)
         29.12
@@ -333,7 +333,7 @@ class Hedge:
         return (best * log(1 / self.gamma) + log(experts)) / (1 - self.gamma)
 
 
-def mixed(p: Tensor, values: Tensor) -> float:
+def weighted_sum(p: Tensor, values: Tensor) -> float:
     """Σ p_i v_i over the experts with p_i > 0; the others may have no value."""
-    trusted = p > 0
-    return float((p[trusted] * values.to(p)[trusted]).sum())
+    has_weight = p > 0
+    return float((p[has_weight] * values.to(p)[has_weight]).sum())

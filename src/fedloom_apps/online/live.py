@@ -54,12 +54,12 @@ class LiveLearner(RunRecords):
         super().__init__(history, summary or {}, path)
         if any(expert.learner.learns_first for expert in task.online.experts):
             raise ConfigError(f"learner {task.name!r} trains on a task before it predicts it, so it cannot be live.")
-        self._task, self.state, self.total, self.seen = task, task.state, task.total, task.round
+        self._task, self.state, self.total, self.tasks_seen = task, task.state, task.total, task.round
         self._like, self._table = task.online.stream[0].train, table or {}
 
     def __repr__(self) -> str:
         experts = f"{len(self.total)} experts" if len(self.total) > 1 else "1 expert"
-        return f"<LiveLearner {self._task.name!r}: {experts}, {self.seen} tasks>"
+        return f"<LiveLearner {self._task.name!r}: {experts}, {self.tasks_seen} tasks>"
 
     @property
     def p(self) -> Tensor:
@@ -109,21 +109,21 @@ class LiveLearner(RunRecords):
         if answers is not None:
             test = self._arrays(answers, "further")
             logits = self._logits(support, test.x, active)
-            accuracy, loss = evaluator.score(logits, Task(self.seen, train, test), active)
-            suffered = 1 - accuracy if online.hedged == "error" else loss
-            total = online.hedge.update(total, torch.where(torch.isfinite(loss), suffered, float("inf")))
+            accuracy, loss = evaluator.score(logits, Task(self.tasks_seen, train, test), active)
+            losses = 1 - accuracy if online.hedged == "error" else loss
+            total = online.hedge.update(total, torch.where(torch.isfinite(loss), losses, float("inf")))
         ensemble = self._task.ensemble
         with known_tokens(ensemble.model, ensemble.on_host, train.x):
-            self.state, _ = ensemble.learn(self.state, self.seen, evaluator.placed(train), active)
-        self.total = torch.where(self._task.ensemble.finite(self.state), total, float("inf"))
-        self.seen += 1
+            self.state, _ = ensemble.learn(self.state, self.tasks_seen, evaluator.to_device(train), active)
+        self.total = torch.where(self._task.ensemble.is_finite(self.state), total, float("inf"))
+        self.tasks_seen += 1
 
     def _logits(self, support: LabelledSamples, x: Any, active: list[int]) -> Tensor:
-        ensemble, placed = self._task.ensemble, self._task.evaluator.placed
-        train, x = placed(self._arrays(support)), self._inputs(x)
-        asked = placed(Arrays(x, torch.zeros(len(x), dtype=torch.long), ensemble.classes))
-        with known_tokens(ensemble.model, ensemble.on_host, train.x, asked.x):
-            return ensemble.predict(self.state, Batch(train.x, train.y), asked.x, active)
+        ensemble, to_device = self._task.ensemble, self._task.evaluator.to_device
+        train, x = to_device(self._arrays(support)), self._inputs(x)
+        queries = to_device(Arrays(x, torch.zeros(len(x), dtype=torch.long), ensemble.classes))
+        with known_tokens(ensemble.model, ensemble.on_host, train.x, queries.x):
+            return ensemble.predict(self.state, Batch(train.x, train.y), queries.x, active)
 
     def _arrays(self, samples: LabelledSamples, what: str = "support") -> Arrays:
         if not isinstance(samples, (tuple, list)) or len(samples) != 2:

@@ -81,12 +81,12 @@ class TaskStream(Sequence[Task]):
     def __getitem__(self, number: slice) -> TaskStream: ...
     def __getitem__(self, number: int | slice) -> Task | TaskStream:
         if isinstance(number, slice):
-            chosen = range(self._count)[number]
-            return TaskStream(len(chosen), lambda n: self[chosen[n]])
+            numbers = range(self._count)[number]
+            return TaskStream(len(numbers), lambda n: self[numbers[n]])
         return self._make(range(self._count)[number])  # an IndexError beyond the end
 
 
-Dealt = Callable[[int, np.random.Generator], tuple[Arrays, Arrays, Sequence[int]]]
+TaskSampler = Callable[[int, np.random.Generator], tuple[Arrays, Arrays, Sequence[int]]]
 """The training and test samples of a task, and the source's class of each label, from its number and generator."""
 
 
@@ -95,8 +95,8 @@ class Tasks(Ranged, ABC):
     """A distribution over tasks: their samples, and the transformation of these."""
 
     @abstractmethod
-    def deal(self, source: Source, seed: int) -> tuple[int, Dealt]:
-        """The number of tasks, and the function that deals each its samples."""
+    def deal(self, source: Source, seed: int) -> tuple[int, TaskSampler]:
+        """The number of tasks, and the function that deals the samples of each."""
 
     def change(
         self, x: Sequence[Tensor], y: Sequence[Tensor], arrays: Arrays, ways: int, draw: np.random.Generator
@@ -138,14 +138,14 @@ def task_stream(source: Source | str, kind: Tasks | str, seed: int = 0) -> TaskS
 
     def make(number: int) -> Task:
         draw = rng.stream(seed, "task", number)
-        train, test, chosen = deal(number, draw)
+        train, test, classes = deal(number, draw)
         x, about = kind.change((train.x, test.x), (train.y, test.y), source.train, train.classes, draw)
-        return Task(number, replace(train, x=x[0]), replace(test, x=x[1]), tuple(map(int, chosen)), about)
+        return Task(number, replace(train, x=x[0]), replace(test, x=x[1]), tuple(map(int, classes)), about)
 
     return TaskStream(count, make)
 
 
-def by_class(source: Source, table: np.ndarray, sizes: tuple[int, int], seed: int) -> Dealt:
+def by_class(source: Source, table: np.ndarray, sizes: tuple[int, int], seed: int) -> TaskSampler:
     """Tasks of given classes, whose sizes differ by at most one within a task.
 
     Each class's samples are shuffled once and dealt task by task: a sample is reused only after all samples of its
@@ -161,23 +161,23 @@ def by_class(source: Source, table: np.ndarray, sizes: tuple[int, int], seed: in
     for deck, quota, what in zip(decks, quotas, ("training", "test"), strict=True):
         deck.check(np.unique(table), int(quota.max()), f"{source.name}: a {what}")
 
-    before = [sums_within(table, np.broadcast_to(quota, table.shape)) for quota in quotas]  # [T, k] dealt already
+    offsets = [sums_within(table, np.broadcast_to(quota, table.shape)) for quota in quotas]  # [T, k] dealt already
 
     def deal(number: int, draw: np.random.Generator) -> tuple[Arrays, Arrays, list[int]]:
-        chosen, splits = table[number], []
-        names = tuple(source.train.names[c] for c in chosen) if source.train.names else ()
-        for deck, quota, starts, pool in zip(decks, quotas, before, pools, strict=True):
-            rows = [deck.take(c, start, n) for c, start, n in zip(chosen, starts[number], quota, strict=True)]
+        classes, splits = table[number], []
+        names = tuple(source.train.names[c] for c in classes) if source.train.names else ()
+        for deck, quota, starts, pool in zip(decks, quotas, offsets, pools, strict=True):
+            rows = [deck.take(c, start, n) for c, start, n in zip(classes, starts[number], quota, strict=True)]
             order = draw.permutation(int(quota.sum()))
             x = pool.x[torch.from_numpy(np.concatenate(rows)[order])]
             y = torch.from_numpy(np.repeat(np.arange(ways), quota)[order])
             splits.append(replace(pool, x=x, y=y, classes=ways, names=names))
-        return splits[0], splits[1], chosen.tolist()
+        return splits[0], splits[1], classes.tolist()
 
     return deal
 
 
-def as_they_come(source: Source, sizes: tuple[int, int], seed: int) -> Dealt:
+def shuffled_tasks(source: Source, sizes: tuple[int, int], seed: int) -> TaskSampler:
     """Tasks of all classes: the shuffled samples are dealt in turn, whatever their labels.
 
     A sample is reused only after all others; within a task the class frequencies are random.
@@ -215,13 +215,13 @@ class Deck:
         first, size = self.starts[label], self.starts[label + 1] - self.starts[label]
         return self.rows[first + (start + np.arange(count)) % size]
 
-    def check(self, classes: np.ndarray, needed: int, what: str) -> None:
+    def check(self, classes: np.ndarray, required: int, what: str) -> None:
         """Raise a ``DataError`` if a class has fewer samples than a task needs."""
         sizes = np.diff(self.starts)[classes]
-        if (sizes < needed).any():
+        if (sizes < required).any():
             c = int(np.argmin(sizes))
             raise DataError(
-                f"{what} set needs {needed} samples of class {classes[c]}, which has {sizes[c]}; "
+                f"{what} set needs {required} samples of class {classes[c]}, which has {sizes[c]}; "
                 "lower stream.train or stream.test."
             )
 
@@ -247,11 +247,11 @@ class SMnist(Tasks):
     train: Count = 60
     test: Count = 10
 
-    def deal(self, source: Source, seed: int) -> tuple[int, Dealt]:
+    def deal(self, source: Source, seed: int) -> tuple[int, TaskSampler]:
         shape = tuple(source.train.x.shape[1:])
         if len(shape) != 3 or shape[1] != shape[2]:
             raise DataError(f"task stream 's_mnist' turns square images, not inputs of shape {list(shape)}.")
-        return self.tasks, as_they_come(source, (self.train, self.test), seed)
+        return self.tasks, shuffled_tasks(source, (self.train, self.test), seed)
 
     def change(
         self, x: Sequence[Tensor], y: Sequence[Tensor], arrays: Arrays, ways: int, draw: np.random.Generator
@@ -262,13 +262,14 @@ class SMnist(Tasks):
             "shrink": draw.integers(0, 2, ways),
             "shift": draw.integers(0, len(SHIFTS), ways),
         }
-        changed = []
+        results = []
         for images, labels in zip(x, y, strict=True):
-            new = torch.empty_like(images)
+            new_images = torch.empty_like(images)
             for c in labels.unique().tolist():
-                new[labels == c] = s_mnist_change(images[labels == c], **{k: int(v[c]) for k, v in about.items()})
-            changed.append(new)
-        return changed, about
+                parameters = {name: int(values[c]) for name, values in about.items()}
+                new_images[labels == c] = s_mnist_change(images[labels == c], **parameters)
+            results.append(new_images)
+        return results, about
 
 
 def s_mnist_change(x: Tensor, turn: int, flip: int, shrink: int, shift: int) -> Tensor:
@@ -278,9 +279,9 @@ def s_mnist_change(x: Tensor, turn: int, flip: int, shrink: int, shift: int) -> 
     if flip:
         x = x.flip(3 if flip == 1 else 2)
     if shrink:
-        kept, half = round(side * 26 / 28), round(side * 13 / 28)
-        first, corner = (side - kept) // 2, (side - half) // 2
-        middle = x[:, :, first : first + kept, first : first + kept]
+        window, half = round(side * 26 / 28), round(side * 13 / 28)
+        first, corner = (side - window) // 2, (side - half) // 2
+        middle = x[:, :, first : first + window, first : first + window]
         border = x.sum((2, 3), keepdim=True) - x[:, :, 1:-1, 1:-1].sum((2, 3), keepdim=True)
         x = (border / (4 * side - 4)).expand_as(x).clone()
         x[:, :, corner : corner + half, corner : corner + half] = interpolate(middle, (half, half), mode="bilinear")
@@ -321,7 +322,7 @@ class Transformed(Tasks):
             if not 0 < low <= high <= 1:
                 raise ConfigError(f"{name} must be two numbers with 0 < low ≤ high ≤ 1, not {low}, {high}.")
 
-    def deal(self, source: Source, seed: int) -> tuple[int, Dealt]:
+    def deal(self, source: Source, seed: int) -> tuple[int, TaskSampler]:
         if source.train.x.ndim != 4:
             shape = list(source.train.x.shape[1:])
             raise DataError(f"task stream 'transformed' needs images, not inputs of shape {shape}.")
@@ -339,24 +340,23 @@ class Transformed(Tasks):
             "scale": draw.uniform(*self.scale, ways),
         }
         black = Scale.of(arrays.x, arrays.mean, arrays.std).black
-        each = {name: torch.from_numpy(value).to(arrays.x.dtype) for name, value in about.items()}
-        return [
-            transformed(a, {name: value[b] for name, value in each.items()}, black) for a, b in zip(x, y, strict=True)
-        ], about
+        parameters = {name: torch.from_numpy(value).to(arrays.x.dtype) for name, value in about.items()}
+        rows = ({name: value[labels] for name, value in parameters.items()} for labels in y)
+        return [transform_images(images, row, black) for images, row in zip(x, rows, strict=True)], about
 
 
-def transformed(x: Tensor, how: Mapping[str, Tensor], black: Tensor) -> Tensor:
-    """Rotate, flip, crop and scale images [N, C, H, W] by the parameters ``how``, one row per image."""
+def transform_images(x: Tensor, parameters: Mapping[str, Tensor], black: Tensor) -> Tensor:
+    """Rotate, flip, crop and scale images [N, C, H, W] by the ``parameters``, one row per image."""
     height, width = x.shape[2:]
     size = torch.tensor([width, height], dtype=x.dtype)
-    linear = (how["crop"] / how["scale"])[:, None, None] * rotation(how["rotation"]) @ torch.diag_embed(how["flip"])
-    matrix = around_centre(linear, height, width)
-    matrix[:, :, 2] += how["corner"] * (1 - how["crop"])[:, None] * size
-    new = warp(x, matrix, black, "bilinear")
-    half = how["scale"][:, None] / 2  # outside the window is black, even where the image continues
+    linear = (parameters["crop"] / parameters["scale"])[:, None, None] * rotation(parameters["rotation"])
+    matrix = around_centre(linear @ torch.diag_embed(parameters["flip"]), height, width)
+    matrix[:, :, 2] += parameters["corner"] * (1 - parameters["crop"])[:, None] * size
+    warped = warp(x, matrix, black, "bilinear")
+    half = parameters["scale"][:, None] / 2  # outside the window is black, even where the image continues
     across, down = ((torch.arange(n, dtype=x.dtype) + 0.5) / n - 0.5 for n in (width, height))
-    inside = (down.abs() <= half)[:, None, :, None] & (across.abs() <= half)[:, None, None, :]
-    return torch.where(inside, new, black)
+    is_inside = (down.abs() <= half)[:, None, :, None] & (across.abs() <= half)[:, None, None, :]
+    return torch.where(is_inside, warped, black)
 
 
 @streams.register(name="k_way")
@@ -386,7 +386,7 @@ class KWay(Tasks):
         if self.overlap and not self.tasks:
             raise ConfigError("stream.tasks=0, all disjoint tasks, needs stream.overlap=false.")
 
-    def deal(self, source: Source, seed: int) -> tuple[int, Dealt]:
+    def deal(self, source: Source, seed: int) -> tuple[int, TaskSampler]:
         table = self.table(source.train.classes, rng.stream(seed, "tasks"))
         return len(table), by_class(source, table, (self.train, self.test), seed)
 
@@ -396,10 +396,10 @@ class KWay(Tasks):
             raise DataError(f"tasks of {self.ways} classes need more than the {classes} available classes.")
         if self.overlap:
             return np.stack([draw.permutation(classes)[: self.ways] for _ in range(self.tasks)])
-        most = classes // self.ways
-        count = self.tasks or most
-        if count > most:
-            raise DataError(f"{classes} classes give {most} tasks of {self.ways} without overlap, not {count}.")
+        limit = classes // self.ways
+        count = self.tasks or limit
+        if count > limit:
+            raise DataError(f"{classes} classes give {limit} tasks of {self.ways} without overlap, not {count}.")
         return draw.permutation(classes)[: count * self.ways].reshape(count, self.ways)
 
 
@@ -420,13 +420,13 @@ class NaturalTasks(Tasks):
     train: Count = 40
     test: Count = 10
 
-    def deal(self, source: Source, seed: int) -> tuple[int, Dealt]:
-        own, apart = _clients(source)
-        split = apart.sizes >= self.test  # has test samples of its own
-        fits = np.flatnonzero(own.sizes >= self.train + np.where(split, 0, self.test))
+    def deal(self, source: Source, seed: int) -> tuple[int, TaskSampler]:
+        train_rows, test_rows = _clients(source)
+        has_test_rows = test_rows.sizes >= self.test  # has test samples of its own
+        fits = np.flatnonzero(train_rows.sizes >= self.train + np.where(has_test_rows, 0, self.test))
         if len(fits) < max(self.tasks, 1):
             raise DataError(
-                f"{source.name}: {len(fits)} of {len(own)} natural clients have the {self.train} training and "
+                f"{source.name}: {len(fits)} of {len(train_rows)} natural clients have the {self.train} training and "
                 f"{self.test} test samples of a task, but {max(self.tasks, 1)} are needed; lower stream.train, "
                 "stream.test or stream.tasks."
             )
@@ -434,10 +434,10 @@ class NaturalTasks(Tasks):
 
         def deal(number: int, draw: np.random.Generator) -> tuple[Arrays, Arrays, range]:
             client = clients[number]
-            rows = draw.permutation(own[client])
+            rows = draw.permutation(train_rows[client])
             train, rest = rows[: self.train], rows[self.train : self.train + self.test]
-            if split[client]:
-                test = source.test.take(draw.permutation(apart[client])[: self.test])
+            if has_test_rows[client]:
+                test = source.test.take(draw.permutation(test_rows[client])[: self.test])
             else:
                 test = source.train.take(rest)
             return source.train.take(train), test, range(source.train.classes)
@@ -450,13 +450,13 @@ class NaturalTasks(Tasks):
 class InOrder(Tasks):
     """Each task is the next stretch of the data in their order: training samples first, then test samples.
 
-    The order is that of the source's training pool, for a table the one of its ``time`` column. With ``by_client`` a
-    stretch holds the samples of one natural client, who may come again; stretches arrive when they are complete.
+    The order is the source's own, for a table the order of its ``time`` column. With ``by_client`` a stretch holds the
+    samples of one natural client, which may come again; stretches arrive when they are complete.
     Samples that fill no stretch are left out.
 
     Args:
         tasks: number of tasks to take, from the first on; 0 takes all.
-        test: test samples per task, which follow them.
+        test: test samples per task, which follow its training samples.
         by_client: whether the samples of each natural client form tasks of their own.
     """
 
@@ -465,12 +465,12 @@ class InOrder(Tasks):
     test: Count = 10
     by_client: bool = False
 
-    def deal(self, source: Source, seed: int) -> tuple[int, Dealt]:
+    def deal(self, source: Source, seed: int) -> tuple[int, TaskSampler]:
         size = self.train + self.test
         groups = [np.arange(len(source.train))]
         if self.by_client:
-            own, _ = _clients(source)
-            groups = [own[client] for client in range(len(own))]
+            rows_by_client, _ = _clients(source)
+            groups = [rows_by_client[client] for client in range(len(rows_by_client))]
         rows = np.concatenate([g[: len(g) // size * size].reshape(-1, size) for g in groups])  # [T, train + test]
         rows = rows[np.argsort(rows[:, -1], kind="stable")]
         if len(rows) < max(self.tasks, 1):

@@ -21,10 +21,10 @@ from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.store import flat, nested
 from fedloom.experiment.trainer import Record, Trainer, TrainerTask
 from fedloom.rounds.exchange import State
-from fedloom_apps.online.ensemble import MEMORY, state_bytes, stored, task_bytes
+from fedloom_apps.online.ensemble import MEMORY, state_bytes, task_bytes, task_entries
 from fedloom_apps.online.evaluate import StreamEvaluator, summarise
 from fedloom_apps.online.experiment import Online
-from fedloom_apps.online.learners import mixed
+from fedloom_apps.online.learners import weighted_sum
 from fedloom_apps.online.streams import Task
 
 
@@ -54,7 +54,7 @@ def run(
     keep: int = 2,
     callbacks: Sequence[Callback] = (),
 ) -> OnlineResult:
-    """Run an online experiment, from the start of its stream or from a checkpoint, which names the stored tasks.
+    """Run an online experiment, from the start of its stream or from a checkpoint.
 
     Settings of the run directory are those of ``fedloom.experiment.federated.run``, with tasks in place of rounds;
     callbacks' ``on_step`` receives a ``StreamStep``.
@@ -107,41 +107,41 @@ class OnlineTask(TrainerTask):
         online, ensemble, measures, t = self.online, self.ensemble, self.online.measures, self.round
         p = online.hedge.p(self.total)
         active = online.hedge.active(self.total)
-        train = self.evaluator.placed(task.train)
-        first = [e for e in active if online.experts[e].learner.learns_first]
-        ahead = ensemble.learn(self.state, t, train, active) if first else None
+        train = self.evaluator.to_device(task.train)
+        early_experts = [e for e in active if online.experts[e].learner.learns_first]
+        early_result = ensemble.learn(self.state, t, train, active) if early_experts else None
         logits = self.evaluator.predict(self.state, task, active)
-        if ahead is not None:
-            rows = torch.tensor([list(active).index(e) for e in first], device=logits.device)
-            logits = logits.index_copy(0, rows, self.evaluator.predict(ahead[0], task, first))
+        if early_result is not None:
+            rows = torch.tensor([list(active).index(e) for e in early_experts], device=logits.device)
+            logits = logits.index_copy(0, rows, self.evaluator.predict(early_result[0], task, early_experts))
         accuracy, loss = self.evaluator.score(logits, task, active)
         finite = torch.isfinite(loss)
         if not bool(finite.any()):
             raise ClientError(f"at task {t + 1} all experts' predictions have become infinite or NaN; lower local.lr.")
-        known = [r["ctm/accuracy"] for r in self.history]
+        accuracies = [r["ctm/accuracy"] for r in self.history]
         record: Record = {
             "round": t + 1,
-            "ctm/accuracy": mixed(p, accuracy),
-            "ctm/loss": mixed(p, loss),
+            "ctm/accuracy": weighted_sum(p, accuracy),
+            "ctm/loss": weighted_sum(p, loss),
             "experts/accuracy": [value if np.isfinite(value) else None for value in accuracy.tolist()],
             "hedge/p": p.tolist(),
         }
-        record["ctm/accuracy/mean"] = float(np.mean([*known, record["ctm/accuracy"]]))
-        if absent := self.evaluator.absent(logits, task):
+        record["ctm/accuracy/mean"] = float(np.mean([*accuracies, record["ctm/accuracy"]]))
+        if absent := self.evaluator.count_absent(logits, task):
             record["ctm/absent"] = absent
-        if _due(t, measures.efficiency_every):
+        if _is_due(t, measures.efficiency_every):
             record |= self.evaluator.efficiency(self.state, task, p)
-        suffered = 1 - accuracy if online.hedged == "error" else loss
-        total = online.hedge.update(self.total, torch.where(finite, suffered, float("inf")))
-        record["hedge/loss"] = mixed(p, suffered)
-        state, losses = ahead or ensemble.learn(self.state, t, train, active)
-        record["train/loss"] = mixed(online.hedge.p(total), losses)
+        losses = 1 - accuracy if online.hedged == "error" else loss
+        total = online.hedge.update(self.total, torch.where(finite, losses, float("inf")))
+        record["hedge/loss"] = weighted_sum(p, losses)
+        state, train_losses = early_result or ensemble.learn(self.state, t, train, active)
+        record["train/loss"] = weighted_sum(online.hedge.p(total), train_losses)
         record |= {
             "memory/tasks": len(state[MEMORY]) // 2,
             "memory/task_bytes": task_bytes(state),
             "memory/state_bytes": state_bytes(state),
         }
-        if _due(t, measures.ltm_every) or t + 1 == self.rounds:
+        if _is_due(t, measures.ltm_every) or t + 1 == self.rounds:
             record |= self.evaluator.long_term(state, t + 1, online.hedge.p(total))
         return StreamStep(record, state, total)
 
@@ -150,26 +150,26 @@ class OnlineTask(TrainerTask):
         return step.record, {}
 
     def snapshot(self) -> Checkpoint:
-        own = {place: tree for place, tree in self.state.items() if place != MEMORY}  # the stream has the tasks
-        return Checkpoint(self.round, {"state": flat(own), "hedge": {"total": self.total}})
+        models = {place: tree for place, tree in self.state.items() if place != MEMORY}  # the stream has the tasks
+        return Checkpoint(self.round, {"state": flat(models), "hedge": {"total": self.total}})
 
     def restore(self, checkpoint: Checkpoint) -> None:
         if checkpoint.round > self.rounds:
             raise CheckpointError(f"the checkpoint of task {checkpoint.round} is past the {self.rounds} tasks.")
-        saved, kept = nested(checkpoint.tensors["state"]), set[int]()
+        saved_state, task_numbers = nested(checkpoint.tensors["state"]), set[int]()
         for place in self.state.keys() - {MEMORY}:
-            own = {name: saved[place][name] for name in self.state[place]}
-            self.state[place] = {k: v if k == "held" else v.to(self.ensemble.device) for k, v in own.items()}
-            kept |= set(own["held"].tolist())
-        for number in sorted(kept):
+            group_state = {name: saved_state[place][name] for name in self.state[place]}
+            self.state[place] = {k: v if k == "held" else v.to(self.ensemble.device) for k, v in group_state.items()}
+            task_numbers |= set(group_state["held"].tolist())
+        for number in sorted(task_numbers):
             if not 0 <= number < checkpoint.round:
                 raise ValueError(f"it stores task {number + 1}, which it has not seen")
-            self.state[MEMORY] |= stored(number, self.evaluator.placed(self.online.stream[number].train))
+            self.state[MEMORY] |= task_entries(number, self.evaluator.to_device(self.online.stream[number].train))
         self.total, self.round = checkpoint.tensors["hedge"]["total"], checkpoint.round
 
     def summarise(self, status: Status) -> dict[str, Any]:
         return summarise(self.online, self.history, self.total, self.ensemble.plan(0)[0].layout.size)
 
 
-def _due(t: int, every: int) -> bool:
+def _is_due(t: int, every: int) -> bool:
     return every > 0 and (t + 1) % every == 0
