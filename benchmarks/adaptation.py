@@ -49,12 +49,12 @@ def data(number: int, dtype: torch.dtype) -> Arrays:
 
 def split(theta: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Weights and biases of the network's layers."""
-    found, at = [], 0
+    counts, at = [], 0
     for into, out in pairwise(SIZES):
         end = at + into * out
-        found.append((theta[at:end].view(out, into), theta[end : end + out]))
+        counts.append((theta[at:end].view(out, into), theta[end : end + out]))
         at = end + out
-    return found
+    return counts
 
 
 def logits(theta: Tensor, x: Tensor) -> Tensor:
@@ -81,11 +81,11 @@ def plain(theta: Tensor, steps: list[Any], rate: float, inner: int) -> Tensor:
 
 def explicit(work: Callable[[], Tensor]) -> Tensor:
     """The work with explicit weights."""
-    kept, subspace.SMALLEST = subspace.SMALLEST, sys.maxsize
+    smallest, subspace.SMALLEST = subspace.SMALLEST, sys.maxsize
     try:
         return work()
     finally:
-        subspace.SMALLEST = kept
+        subspace.SMALLEST = smallest
 
 
 def contestants(tasks: int, experts: int, inner: int, dtype: torch.dtype) -> dict[str, Callable[[], Tensor]]:
@@ -101,8 +101,8 @@ def contestants(tasks: int, experts: int, inner: int, dtype: torch.dtype) -> dic
     state["0"]["held"] = torch.arange(tasks - 1)
     last = tasks - 1
     new = data(last, dtype)
-    seen = state[MEMORY] | task_entries(last, new)
-    steps = task_batches(learner, local, 10, seen, list(range(last)), last, 0)
+    memory = state[MEMORY] | task_entries(last, new)
+    steps = task_batches(learner, local, 10, memory, list(range(last)), last, 0)
 
     def own() -> Tensor:
         return ensemble.learn(state, last, new)[0]["0"]["w"]
@@ -128,24 +128,24 @@ def compare(tasks: int, experts: int, inner: int, repeats: int) -> dict[str, Any
             start = time.process_time()
             works[name]()
             seconds[name].append(time.process_time() - start)
-    found: dict[str, Any] = {"ms": round(1e3 * statistics.median(seconds["fedloom"]), 2)}
+    cell: dict[str, Any] = {"ms": round(1e3 * statistics.median(seconds["fedloom"]), 2)}
     for name in ("explicit", "bare loop"):
         ratios = [a / b for a, b in zip(seconds[name], seconds["fedloom"], strict=True)]
         low, middle, high = statistics.quantiles(ratios, n=4)
-        found[name] = {"ratio": round(middle, 2), "low": round(low, 2), "high": round(high, 2)}
-    return found
+        cell[name] = {"ratio": round(middle, 2), "low": round(low, 2), "high": round(high, 2)}
+    return cell
 
 
 def main() -> int:
     """Compare on all works and print."""
-    given = options(__doc__, 7).parse_args()
-    found: dict[str, Any] = {**machine(), "repeats": given.repeats, "works": {}}
+    args = options(__doc__, 7).parse_args()
+    results: dict[str, Any] = {**machine(), "repeats": args.repeats, "works": {}}
     with reproducible():
         for tasks, experts, inner in WORK:
-            name = ", ".join(plural(*each) for each in ((tasks, "task"), (experts, "expert"), (inner, "inner step")))
-            found["works"][name] = compare(tasks, experts, inner, given.repeats)
-            print(name, found["works"][name], flush=True)
-    save(found, given.out)
+            name = ", ".join(plural(*pair) for pair in ((tasks, "task"), (experts, "expert"), (inner, "inner step")))
+            results["works"][name] = compare(tasks, experts, inner, args.repeats)
+            print(name, results["works"][name], flush=True)
+    save(results, args.out)
     return 0
 
 

@@ -34,7 +34,7 @@ WORKERS = 2
 def inside(text: str) -> set[int]:
     """The lines of all functions: others are executed by an import."""
     functions = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef))
-    return {line for one in functions for line in range(one.body[0].lineno, (one.end_lineno or 0) + 1)}
+    return {line for function in functions for line in range(function.body[0].lineno, (function.end_lineno or 0) + 1)}
 
 
 class Execution:
@@ -66,16 +66,16 @@ class Execution:
         """Tests whose price is at most ``seconds``, their price, and the share of lines that they execute."""
         files = np.array([name.partition("::")[0] for name in self.names])
         fixed = WORKERS * np.array([self.tests.seconds.get(file, 0.0) for file in files])
-        weight, free, left, taken = self.lines.copy(), np.ones(len(files), bool), seconds, list[int]()
+        weight, free, left, order = self.lines.copy(), np.ones(len(files), bool), seconds, list[int]()
         added = weight @ self.shares
         while True:
             cost = self.seconds + fixed
             value = np.where(free & (cost <= left), added / cost, 0)
             best = int(value.argmax())
             if value[best] < 1e-3:
-                share = self.lines[self.executes[:, taken].any(1)].sum() / self.lines.sum()
-                return sorted(self.names[at] for at in taken), seconds - left, float(share)
-            taken.append(best)
+                share = self.lines[self.executes[:, order].any(1)].sum() / self.lines.sum()
+                return sorted(self.names[at] for at in order), seconds - left, float(share)
+            order.append(best)
             left -= cost[best]
             free[best], fixed[files == files[best]] = False, 0
             again = self.executes[:, best]

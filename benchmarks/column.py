@@ -34,9 +34,9 @@ from fedloom.experiment.federated import run
 WARM, WHOLE = 3, 500
 
 
-def seconds(chosen: Experiment) -> dict[str, float]:
+def seconds(experiment: Experiment) -> dict[str, float]:
     """Median and quartiles of a round's seconds."""
-    times = [record["seconds"] for record in run(chosen).history if record["round"] > WARM]
+    times = [record["seconds"] for record in run(experiment).history if record["round"] > WARM]
     low, middle, high = statistics.quantiles(times, n=4)
     return {"median": middle, "low": low, "high": high}
 
@@ -44,16 +44,16 @@ def seconds(chosen: Experiment) -> dict[str, float]:
 def measure(clients: int, rounds: int) -> dict[str, Any]:
     """Seconds a round of every method, one client at a time and all together."""
     federation = table_2_3.data(sources.make("mnist"), clients, seed=0)
-    chosen = replace(common.SCRIPTS, starts={})
-    found = {}
+    protocol = replace(common.SCRIPTS, starts={})
+    cells = {}
     for name in table_2_3.PUBLISHED:
-        made = table_2_3.experiment(name, federation, rounds, 0, chosen)
-        made = replace(made, evaluation=Evaluation(what=()))
-        alone = seconds(replace(made, compute="live", compute_settings={}))
-        together = seconds(made)
-        found[name] = {"live": alone, "batched": together, "times": alone["median"] / together["median"]}
+        experiment = table_2_3.experiment(name, federation, rounds, 0, protocol)
+        experiment = replace(experiment, evaluation=Evaluation(what=()))
+        alone = seconds(replace(experiment, compute="live", compute_settings={}))
+        together = seconds(experiment)
+        cells[name] = {"live": alone, "batched": together, "times": alone["median"] / together["median"]}
         print(f"{name:12} {alone['median']:.3f} s -> {together['median']:.3f} s", flush=True)
-    return found
+    return cells
 
 
 def page(results: dict[str, Any]) -> str:
@@ -63,13 +63,13 @@ def page(results: dict[str, Any]) -> str:
         "| --- | --- | --- | --- |",
     ]
     for name, cell in results["methods"].items():
-        told = [f"{cell[how]['median']:.3f} ({cell[how]['low']:.3f} to {cell[how]['high']:.3f})"
+        seconds_by_form = [f"{cell[how]['median']:.3f} ({cell[how]['low']:.3f} to {cell[how]['high']:.3f})"
                 for how in ("live", "batched")]  # fmt: skip
-        lines.append(f"| {name} | {told[0]} | {told[1]} | {cell['times']:.2f} |")
-    whole = [sum(cell[how]["median"] for cell in results["methods"].values()) for how in ("live", "batched")]
-    minutes = [f"{WHOLE * total / 60:.1f} min" for total in whole]
+        lines.append(f"| {name} | {seconds_by_form[0]} | {seconds_by_form[1]} | {cell['times']:.2f} |")
+    totals = [sum(cell[how]["median"] for cell in results["methods"].values()) for how in ("live", "batched")]
+    minutes = [f"{WHOLE * total / 60:.1f} min" for total in totals]
     return "\n".join(
-        [*lines, f"| **{WHOLE} rounds of each** | {minutes[0]} | {minutes[1]} | {whole[0] / whole[1]:.2f} |"]
+        [*lines, f"| **{WHOLE} rounds of each** | {minutes[0]} | {minutes[1]} | {totals[0] / totals[1]:.2f} |"]
     )
 
 

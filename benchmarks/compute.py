@@ -250,8 +250,8 @@ def contestant(
     local = dataclasses.replace(local, **LOCALS[changed])
     plan = ClientPlan.of(copy.deepcopy(model), methods.make(method), split, local)
     plan = dataclasses.replace(plan, cohort=cohort, rounds=100, make=lambda: copy.deepcopy(model))
-    made = engines.make(engine)(plan, computes.make(compute))
-    return rounds_of(plan, made), made.close
+    runner = engines.make(engine)(plan, computes.make(compute))
+    return rounds_of(plan, runner), runner.close
 
 
 def compare(name: str, repeats: int, names: Sequence[str], engine: str, compute: str) -> dict:
@@ -259,7 +259,7 @@ def compare(name: str, repeats: int, names: Sequence[str], engine: str, compute:
     base, size, epochs = WORKLOADS[name]
     model, split, local, _ = workload(base)
     local = dataclasses.replace(local, epochs=epochs)
-    cores, seen = len(os.sched_getaffinity(0)), min(SEEN, len(split) // size)
+    cores, samples = len(os.sched_getaffinity(0)), min(SEEN, len(split) // size)
     floors = {"floor": Floor} | {f"{label}, bare": OWN[label] for label in names if label in OWN}
     rounds: dict[str, Callable] = {
         label: floor(copy.deepcopy(model), split, local, cores) for label, floor in floors.items()
@@ -270,9 +270,9 @@ def compare(name: str, repeats: int, names: Sequence[str], engine: str, compute:
         closers.append(close)
     seconds: dict[str, list[float]] = {label: [] for label in rounds}
     started, steal = time.perf_counter(), stolen()
-    for repeat in range(seen + repeats):
-        new = repeat < seen
-        cohort = np.arange(repeat * size, (repeat + 1) * size) if new else draw_cohort(seen * size, size, 0, repeat)
+    for repeat in range(samples + repeats):
+        new = repeat < samples
+        cohort = np.arange(repeat * size, (repeat + 1) * size) if new else draw_cohort(samples * size, size, 0, repeat)
         for label, go in rounds.items():
             begin = time.perf_counter()
             go(cohort, repeat)
@@ -280,21 +280,24 @@ def compare(name: str, repeats: int, names: Sequence[str], engine: str, compute:
                 seconds[label].append(time.perf_counter() - begin)
     for close in closers:
         close()
-    found: dict[str, Any] = {
+    cell: dict[str, Any] = {
         "steal": round((stolen() - steal) / (time.perf_counter() - started) / (os.cpu_count() or 1), 3),
         "floor_seconds": round(statistics.median(seconds["floor"]), 4),
     }
     for label in names:
         for key, base in (("times_the_floor", "floor"), ("times_its_own_loop", f"{label}, bare")):
             if base in seconds:
-                ratios = [floor / own for floor, own in zip(seconds[base], seconds[label], strict=True)]
+                ratios = [
+                    floor / fedloom_seconds
+                    for floor, fedloom_seconds in zip(seconds[base], seconds[label], strict=True)
+                ]
                 low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
                 numbers = {key: round(middle, 2), "quartiles": [round(low, 2), round(high, 2)]}
                 if base == "floor":
-                    found[label] = numbers
+                    cell[label] = numbers
                 else:
-                    found[label]["own"] = numbers
-    return found
+                    cell[label]["own"] = numbers
+    return cell
 
 
 def main() -> None:
@@ -305,16 +308,16 @@ def main() -> None:
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--compute", default="auto")
     args = parser.parse_args()
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "command": f"python benchmarks/compute.py --repeats {args.repeats}", "machine": machine(),
         "engine": args.engine, "compute": args.compute,
     }  # fmt: skip
     with reproducible():
         for name in args.only:
             names = args.methods or (SEVERAL if name == "models" else METHODS)
-            found[name] = compare(name, args.repeats, names, args.engine, args.compute)
-            print(name, *(f"{label}: {each}" for label, each in found[name].items()), sep="\n  ", flush=True)
-    save(found, args.out)
+            results[name] = compare(name, args.repeats, names, args.engine, args.compute)
+            print(name, *(f"{label}: {ratio}" for label, ratio in results[name].items()), sep="\n  ", flush=True)
+    save(results, args.out)
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ def compare(shape: tuple[int, ...], rounded: torch.dtype | None, first: bool) ->
     theta = torch.randn(c, leaf.size, device="cuda") * 0.05
     weight = Parameter(leaf, theta, torch.zeros_like(theta), rounded)
     x = torch.randn(c, batch, into, image, image, device="cuda")
-    found = {}
+    ratios = {}
     for label, small in WAYS.items():
         convolution.SMALL = small
         convolution.is_on_gpu = lambda x, unfolded=bool(small): unfolded
@@ -76,7 +76,7 @@ def compare(shape: tuple[int, ...], rounded: torch.dtype | None, first: bool) ->
             layer.forward(x)
             layer.backward(grad)
 
-        found[label] = milliseconds(once)
+        ratios[label] = milliseconds(once)
     settings = ([1, 1], [pad, pad], [1, 1], False, [0, 0], c)
     for label, order in (("last", torch.channels_last), ("first", torch.contiguous_format)):
         images = x.transpose(0, 1).flatten(1, 2).to(rounded or x.dtype).contiguous(memory_format=order)
@@ -87,15 +87,15 @@ def compare(shape: tuple[int, ...], rounded: torch.dtype | None, first: bool) ->
             aten.convolution(images, kernels, None, *settings)
             aten.convolution_backward(grads, images, kernels, None, *settings, [not first, True, False])
 
-        found[f"grouped, channels {label}"] = milliseconds(grouped)
-    return found
+        ratios[f"grouped, channels {label}"] = milliseconds(grouped)
+    return ratios
 
 
 def main() -> None:
     """Compare all shapes in all precisions; write JSON if requested."""
     args = options(__doc__).parse_args()
     torch.backends.cudnn.deterministic = True
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "command": "python benchmarks/convolutions.py",
         "machine": machine() | {"gpu": torch.cuda.get_device_name()},
     }
@@ -105,9 +105,9 @@ def main() -> None:
         if rounded and tf32:
             continue
         for name, shape in SHAPES.items():
-            found.setdefault(kind, {})[name] = compare(shape, rounded, ", first" in name)
-            print(kind, name, found[kind][name], flush=True)
-            save(found, args.out)
+            results.setdefault(kind, {})[name] = compare(shape, rounded, ", first" in name)
+            print(kind, name, results[kind][name], flush=True)
+            save(results, args.out)
 
 
 if __name__ == "__main__":

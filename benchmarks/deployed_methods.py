@@ -56,16 +56,16 @@ Parts = dict[str, dict[str, Tensor]]
 def compared(method: str, folder: Path, rounds: int) -> dict[str, Any]:
     """A deployed run and a simulated one, bit by bit."""
     words = [f"method={method}", *SETTINGS, *METHODS.get(method, ()), f"rounds={rounds}"]
-    made = DEPLOY.resolve(words)
+    settings = DEPLOY.resolve(words)
     deployment = Deployment(NODES, 60.0, port=any_port(), certificates=folder / "certificates")
-    data = split_for_nodes(made, folder / "data")
+    data = split_for_nodes(settings, folder / "data")
     make(deployment.certificates, ["127.0.0.1"], [path.stem for path in data])
     homes, address = folder / "nodes", f"127.0.0.1:{deployment.port}"
     with ExitStack() as stack:
         transport, count = stack.enter_context(hosting(deployment, folder))
         nodes = [start_node(p.stem, p, homes, address, deployment.certificates) for p in data]
         stack.callback(end, nodes)
-        there = run(replace(Recipe.of(made), deployment=deployment), transport, count)
+        there = run(replace(Recipe.of(settings), deployment=deployment), transport, count)
     here = simulate(build(resolve([*words, "engine=serial", "compute=live"])))
     both = zip(found(there, at_nodes(there, homes)), found(here, dict(here.snapshot.store)), strict=True)
     pairs = {name: (mine, theirs) for (name, mine), (_, theirs) in both if mine or theirs}
@@ -78,11 +78,11 @@ def compared(method: str, folder: Path, rounds: int) -> dict[str, Any]:
 
 def at_nodes(result: RunResult, homes: Path) -> dict[int, Parts]:
     """The states that the nodes keep, in the versions that the server counts, by client."""
-    found = {}
+    states_by_node = {}
     for client, state in result.snapshot.store:
         (home,) = {path.parent for path in homes.glob(f"node-{client}/*/*.*") if version_in(state) in path.name}
-        found[client] = Versions(home).state(version_in(state))
-    return found
+        states_by_node[client] = Versions(home).state(version_in(state))
+    return states_by_node
 
 
 def found(result: RunResult, states: Mapping[int, Parts]) -> Iterator[tuple[str, dict[str, Tensor]]]:
@@ -90,7 +90,7 @@ def found(result: RunResult, states: Mapping[int, Parts]) -> Iterator[tuple[str,
     server = result.snapshot.server
     yield "model", {"theta": server.theta, "buffers": server.buffers}
     yield "server state", flat(server.parts)
-    yield "client states", {f"{client}|{key}": t for client, own in states.items() for key, t in flat(own).items()}
+    yield "client states", {f"{client}|{key}": t for client, parts in states.items() for key, t in flat(parts).items()}
     rows = [{k: v for k, v in r.items() if k.startswith("clients/") and v is not None} for r in result.history]
     yield "evaluation", {f"{n}|{k}": torch.tensor(v).double() for n, row in enumerate(rows) for k, v in row.items()}
 
@@ -123,7 +123,7 @@ def main() -> None:
             results["methods"][method] = compared(method, Path(folder), args.rounds)
         print(method, json.dumps(results["methods"][method]), flush=True)
         save(results, args.out)
-    if any(not all(one["equal"].values()) for one in results["methods"].values()):
+    if any(not all(row["equal"].values()) for row in results["methods"].values()):
         raise SystemExit("some bits differ")
 
 

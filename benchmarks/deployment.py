@@ -59,48 +59,50 @@ class Canned:
         self.spent += time.process_time() - started
 
     def receive(self, seconds: float) -> list[Delivered]:
-        found, self.ready = self.ready[:1], self.ready[1:]
-        return found
+        answers, self.ready = self.ready[:1], self.ready[1:]
+        return answers
 
     def close(self) -> None:
         """Do nothing."""
 
 
 def recipe(*words: str) -> Recipe:
-    given = ["method=fedavg", "data=digits", "participation=1.0", "local.steps=5", "evaluation.what=[]", *words]
-    return Recipe.of(DEPLOY.resolve(given))
+    settings = ["method=fedavg", "data=digits", "participation=1.0", "local.steps=5", "evaluation.what=[]", *words]
+    return Recipe.of(DEPLOY.resolve(settings))
 
 
 def answers(hidden: str) -> tuple[int, float, float]:
     """Parameters, the server's milliseconds per answer, and its peak memory in MB."""
     cohort = COHORT if "," not in hidden else COHORT // 10
-    made = recipe(f"model.hidden={hidden}")
+    recipe_settings = recipe(f"model.hidden={hidden}")
     roster = Roster("a", {f"node-{n:04d}": (100, 0, 0) for n in range(cohort)})
-    task = DeployTask(made, roster, Canned(roster.names, 0))
+    task = DeployTask(recipe_settings, roster, Canned(roster.names, 0))
     size = task.plan.layout.shared_size
     transport = Canned(roster.names, size)
-    engine = Deployed(task.plan, Live, transport, roster.names, made.assignment("a"))
+    engine = Deployed(task.plan, Live, transport, roster.names, recipe_settings.assignment("a"))
     down, weights = task.state.server.broadcast(task.plan), np.full(cohort, 1 / cohort)
     started = time.process_time()
     engine.begin(down, np.arange(cohort), 0.0)
     engine.gather([work.ticket for work in engine.work.values()], 0)
     for _ in engine.run([Group(down, np.arange(cohort), lambda client: {}, weights)]):
         pass
-    spent = time.process_time() - started - transport.spent
-    return size, 1e3 * spent / cohort, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    seconds = time.process_time() - started - transport.spent
+    return size, 1e3 * seconds / cohort, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def rounds(folder: Path, hidden: str) -> dict[str, float]:
     """Medians of a round over Flower."""
-    made = recipe(f"model.hidden={hidden}", f"clients={NODES}", f"rounds={ROUNDS + 1}", "checkpoint.every=100")
+    recipe_settings = recipe(
+        f"model.hidden={hidden}", f"clients={NODES}", f"rounds={ROUNDS + 1}", "checkpoint.every=100"
+    )
     deployment = Deployment(NODES, 60.0, port=any_port(), certificates=folder / "certificates")
-    data = split_for_nodes(made.config, folder / "data")
+    data = split_for_nodes(recipe_settings.config, folder / "data")
     make(deployment.certificates, ["127.0.0.1"], [path.stem for path in data])
     address = f"127.0.0.1:{deployment.port}"
     with hosting(deployment, folder) as (transport, count):
         nodes = [start_node(p.stem, p, folder / "nodes", address, deployment.certificates) for p in data]
         try:
-            result = run(replace(made, deployment=deployment), transport, count)
+            result = run(replace(recipe_settings, deployment=deployment), transport, count)
             make(deployment.certificates, [], ["probe"])
             transport.online()  # registers the new key
             ca = (deployment.certificates / "ca.pem").read_bytes()

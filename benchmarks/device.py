@@ -127,15 +127,17 @@ def compare(
                 torch.cuda.synchronize()
             if repeat > 1:
                 seconds[label].append(time.perf_counter() - begin)
-    found: dict[str, Any] = {"floor_seconds": round(statistics.median(seconds["floor"]), 4)}
+    cell: dict[str, Any] = {"floor_seconds": round(statistics.median(seconds["floor"]), 4)}
     for label in labels:
-        ratios = [floor / own for floor, own in zip(seconds["floor"], seconds[label], strict=True)]
+        ratios = [
+            floor / fedloom_seconds for floor, fedloom_seconds in zip(seconds["floor"], seconds[label], strict=True)
+        ]
         low, middle, high = statistics.quantiles(ratios, n=4)
-        found[label] = {
+        cell[label] = {
             "seconds": round(statistics.median(seconds[label]), 4),
             "times_the_floor": round(middle, 2), "quartiles": [round(low, 2), round(high, 2)],
         }  # fmt: skip
-    return found
+    return cell
 
 
 def beside_peers(name: str, device: str, envs: Path, until: float, tiny: bool) -> dict[str, Any]:
@@ -147,8 +149,8 @@ def beside_peers(name: str, device: str, envs: Path, until: float, tiny: bool) -
     if tiny:
         SETTINGS[name] |= {"clients": 10, "cohort": 2, "samples": 20}
     real = "FEDLOOM_DATA" in os.environ and not tiny
-    found = timed(name, pythons, 3 if tiny else PEERS[name], device, until, real)
-    return {"data": "real" if real else "noise of the same shape"} | found
+    seconds = timed(name, pythons, 3 if tiny else PEERS[name], device, until, real)
+    return {"data": "real" if real else "noise of the same shape"} | seconds
 
 
 def main() -> None:
@@ -163,7 +165,7 @@ def main() -> None:
     args = parser.parse_args()
     device, repeats = ("cpu", 2) if args.dry_run else (args.device, args.repeats)
     end = time.monotonic() + 60 * args.minutes
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "command": f"python benchmarks/device.py --minutes {args.minutes:g} --repeats {repeats}",
         "machine": machine() | ({"gpu": torch.cuda.get_device_name()} if device != "cpu" else {}),
     }
@@ -176,13 +178,13 @@ def main() -> None:
             until = end - (1 - SHARE) * left
             try:
                 if name in PEERS:
-                    found[name] = beside_peers(name, device, args.envs, until, args.dry_run)
+                    results[name] = beside_peers(name, device, args.envs, until, args.dry_run)
                 else:
-                    found[name] = compare(name, repeats, device, args.contestants, until, args.dry_run)
+                    results[name] = compare(name, repeats, device, args.contestants, until, args.dry_run)
             except Exception as error:  # the others are still of use
-                found[name] = {"failed": f"{type(error).__name__}: {error}"}
-            print(name, *(f"{label}: {each}" for label, each in found[name].items()), sep="\n  ", flush=True)
-            save(found, args.out)
+                results[name] = {"failed": f"{type(error).__name__}: {error}"}
+            print(name, *(f"{label}: {ratio}" for label, ratio in results[name].items()), sep="\n  ", flush=True)
+            save(results, args.out)
 
 
 if __name__ == "__main__":

@@ -102,9 +102,11 @@ def compare(name: str, repeats: int, contestants: dict[str, tuple[str, str]]) ->
     """Median seconds of a round and ratios to the floor, everyone taking turns."""
     model, split, local, size = workload(name)
     plan = ClientPlan.of(copy.deepcopy(model), methods.fedavg(), split, local)
-    made = {label: engines.make(name)(plan, computes.make(compute)) for label, (name, compute) in contestants.items()}
+    runners = {
+        label: engines.make(name)(plan, computes.make(compute)) for label, (name, compute) in contestants.items()
+    }
     rounds: dict[str, Callable] = {"floor": lambda cohort, r: bare_round(model, split, local, cohort, r)}
-    rounds |= {label: rounds_of(plan, engine) for label, engine in made.items()}
+    rounds |= {label: rounds_of(plan, engine) for label, engine in runners.items()}
     seconds: dict[str, list[float]] = {label: [] for label in rounds}
     started, steal = time.perf_counter(), stolen()
     for repeat in range(repeats + 1):  # the first turn warms up
@@ -114,7 +116,7 @@ def compare(name: str, repeats: int, contestants: dict[str, tuple[str, str]]) ->
             go(cohort, repeat)
             if repeat:
                 seconds[label].append(time.perf_counter() - begin)
-    for engine in made.values():
+    for engine in runners.values():
         engine.close()
     low, middle, high = statistics.quantiles(seconds["floor"], n=4)
     limit = limits(model, tuple(split.arrays.x.shape[1:]), local.batch_size)
@@ -178,15 +180,15 @@ def main() -> None:
         if compute != "auto"
     }
     command = f"python benchmarks/engines.py --repeats {args.repeats}"
-    found: dict[str, Any] = {"command": command, "machine": machine(), "repeats": args.repeats}
+    results: dict[str, Any] = {"command": command, "machine": machine(), "repeats": args.repeats}
     with reproducible():
         if "overhead" in args.only:
-            found["driver, 10 of 1 000 000 clients"] = driver_overhead(args.repeats)
+            results["driver, 10 of 1 000 000 clients"] = driver_overhead(args.repeats)
         for name in ("W1", "W2"):
             if name in args.only:
-                found[name] = compare(name, args.repeats, contestants)
-    print(json.dumps(found, indent=1))
-    save(found, args.out)
+                results[name] = compare(name, args.repeats, contestants)
+    print(json.dumps(results, indent=1))
+    save(results, args.out)
 
 
 if __name__ == "__main__":

@@ -164,28 +164,28 @@ class Checkout:
             result = go(resume=sorted((out / "checkpoint").iterdir())[1])
         else:
             result = go()
-        kept: dict[str, Any] = {}
+        outcome: dict[str, Any] = {}
         for line in (out / "metrics.jsonl").read_text().splitlines():
             record = json.loads(line)
             for key in record:
                 if "seconds" not in key:
-                    kept[f"round {record['round']}: {key}"] = json.dumps(record[key])
+                    outcome[f"round {record['round']}: {key}"] = json.dumps(record[key])
         import pyarrow.parquet as pq
 
         for table in ("clients", "mixing", "partition"):
             if (out / f"{table}.parquet").exists():
-                held = pq.read_table(out / f"{table}.parquet")
-                for column in held.column_names:
-                    values = json.dumps(held[column].to_pylist(), default=str)
-                    kept[f"{table}.parquet: {column}"] = f"{held[column].type} {values}"
+                columns = pq.read_table(out / f"{table}.parquet")
+                for column in columns.column_names:
+                    values = json.dumps(columns[column].to_pylist(), default=str)
+                    outcome[f"{table}.parquet: {column}"] = f"{columns[column].type} {values}"
         for key, value in result.model.state_dict().items():
-            kept[f"model: {key}"] = digest(value)
+            outcome[f"model: {key}"] = digest(value)
         if what:
             for client in range(1 if name == "centralised" else CLIENTS):
                 with torch.no_grad():
                     outputs = result.trained.client(client).outputs(self.x)
-                kept[f"outputs of client {client}"] = digest(outputs)
-        return kept
+                outcome[f"outputs of client {client}"] = digest(outputs)
+        return outcome
 
 
 def settings() -> dict[str, list[str]]:
@@ -208,15 +208,15 @@ def serve() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     print(json.dumps(settings()), file=stdout, flush=True)
-    wanted = json.loads(sys.stdin.readline())
-    checkout = Checkout(wanted["known"])
-    for name, kind in wanted["runs"]:
+    request = json.loads(sys.stdin.readline())
+    checkout = Checkout(request["known"])
+    for name, kind in request["runs"]:
         with tempfile.TemporaryDirectory() as folder:
             try:
-                kept = checkout.run(name, kind, Path(folder) / "run")
+                outcome = checkout.run(name, kind, Path(folder) / "run")
             except Exception as error:
-                kept = {"error": f"{type(error).__name__}: {error}".replace(folder, "").partition("\n")[0]}
-        print(json.dumps([name, kind, kept]), file=stdout, flush=True)
+                outcome = {"error": f"{type(error).__name__}: {error}".replace(folder, "").partition("\n")[0]}
+        print(json.dumps([name, kind, outcome]), file=stdout, flush=True)
 
 
 def started(folder: Path) -> subprocess.Popen[str]:
@@ -274,48 +274,48 @@ def main() -> bool:
     parser.add_argument("--kinds", default=",".join(KINDS), help="by default %(default)s")
     parser.add_argument("--quick", action="store_true", help=f"{len(QUICK)} methods, live and batched")
     parser.add_argument("--save", type=Path, help="write the outcomes of OLD to this file")
-    asked = parser.parse_args()
-    kinds = ["live", "batched"] if asked.quick else asked.kinds.split(",")
+    args = parser.parse_args()
+    kinds = ["live", "batched"] if args.quick else args.kinds.split(",")
     outcomes: list[dict[str, dict[str, Any]]] = []
     servers: dict[int, subprocess.Popen[str]] = {}
-    known: dict[int, dict[str, list[str]]] = {}
-    for number, path in enumerate(asked.checkouts[:2]):
+    names_by_record: dict[int, dict[str, list[str]]] = {}
+    for number, path in enumerate(args.checkouts[:2]):
         if path.suffix == ".json":
             stored = json.loads(path.read_text())
             outcomes.append(stored["outcomes"])
-            known[number] = stored["known"]
+            names_by_record[number] = stored["known"]
         else:
             outcomes.append({})
             servers[number] = started(path)
     for number, server in servers.items():
-        known[number] = line(server.stdout)
+        names_by_record[number] = line(server.stdout)
     both = {
-        record: [name for name in names if all(name in each.get(record, ()) for each in known.values())]
-        for record, names in known[0].items()
+        record: [name for name in names if all(name in each.get(record, ()) for each in names_by_record.values())]
+        for record, names in names_by_record[0].items()
     }
-    wanted = asked.methods.split(",") if asked.methods else list(QUICK if asked.quick else both["methods"])
+    methods = args.methods.split(",") if args.methods else list(QUICK if args.quick else both["methods"])
     for record, shared in both.items():
-        if lost := sorted({name for each in known.values() for name in each.get(record, ())} - {*shared}):
+        if lost := sorted({name for each in names_by_record.values() for name in each.get(record, ())} - {*shared}):
             print(f"{record}: {', '.join(lost)} only in one checkout")
-    runs = [(name, kind) for name in wanted if name in both["methods"] for kind in kinds]
+    runs = [(name, kind) for name in methods if name in both["methods"] for kind in kinds]
     for server in servers.values():
         assert server.stdin
         print(json.dumps({"known": both, "runs": runs}), file=server.stdin, flush=True)
     for done in range(len(runs)):
         for number, server in servers.items():
-            name, kind, kept = line(server.stdout)
-            outcomes[number].setdefault(name, {})[kind] = kept
+            name, kind, outcome = line(server.stdout)
+            outcomes[number].setdefault(name, {})[kind] = outcome
         with contextlib.suppress(OSError):
             if sys.stderr.isatty():
                 print(f"\r{done + 1}/{len(runs)}", end="\r", file=sys.stderr)
     for server in servers.values():
         server.communicate()
-    if asked.save:
-        asked.save.write_text(json.dumps({"known": known[0], "outcomes": outcomes[0]}))
+    if args.save:
+        args.save.write_text(json.dumps({"known": names_by_record[0], "outcomes": outcomes[0]}))
     if len(outcomes) == 1:
         outcomes *= 2
-    chosen = [{name: each[name] for name in wanted if name in each} for each in outcomes]
-    return bool(report(chosen, kinds))
+    pair = [{name: each[name] for name in methods if name in each} for each in outcomes]
+    return bool(report(pair, kinds))
 
 
 if __name__ == "__main__":

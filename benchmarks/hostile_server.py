@@ -57,8 +57,8 @@ class Attacker:
     def order(self, name: str, assignment: Mapping[str, Any] | None = None, **changed: Any) -> bytes:
         """The honest order with a new ticket and something changed."""
         honest = self.orders[name]
-        whole = {**honest.assignment, **(assignment or {})}
-        return pack("order", vars(honest) | {"ticket": secrets.token_hex(16), "assignment": whole} | changed)
+        full = {**honest.assignment, **(assignment or {})}
+        return pack("order", vars(honest) | {"ticket": secrets.token_hex(16), "assignment": full} | changed)
 
     def settings(self, **changed: Any) -> Callable[[str], bytes]:
         """Joining with other settings."""
@@ -89,10 +89,10 @@ class Attacker:
         names = [name for name in NAMES if only in (None, name)]
         with_model = broadcast or self.broadcasts.__getitem__
         self.transport.send({name: NodeRequest(order(name), with_model(name)) for name in names})
-        found, until = dict.fromkeys(names), time.monotonic() + WAIT
-        while None in found.values() and time.monotonic() < until:
-            found |= {one.node: unpack(one.blob) for one in self.transport.receive(0.5)}
-        return found
+        answers, until = dict.fromkeys(names), time.monotonic() + WAIT
+        while None in answers.values() and time.monotonic() < until:
+            answers |= {one.node: unpack(one.blob) for one in self.transport.receive(0.5)}
+        return answers
 
     def note(self, title: str, answers: Answers) -> None:
         """Write an attempt down."""
@@ -193,19 +193,19 @@ def again_and_again(by: Attacker) -> None:
     """The same order twice, with the same and another model; and more orders than a day has."""
     ticket = secrets.token_hex(16)
     blobs = {name: by.order(name, ticket=ticket) for name in NAMES}
-    one, two = by.ask(blobs.__getitem__), by.ask(blobs.__getitem__)
+    first, second = by.ask(blobs.__getitem__), by.ask(blobs.__getitem__)
     three = by.ask(blobs.__getitem__, by.model(lambda t: t * 0))
-    for title, again in (("the same order again", two), ("its ticket with another model", three)):
-        by.table[title] = {name: f"the first answer: {_same(one[name], again[name])}" for name in NAMES}
+    for title, again in (("the same order again", second), ("its ticket with another model", three)):
+        by.table[title] = {name: f"the first answer: {_same(first[name], again[name])}" for name in NAMES}
         print(f"{title}: {by.table[title]}")
-    found = Counter(code(by.ask(lambda n: by.order(n, do=("join",)), only="plain")["plain"]) for _ in range(30))
-    by.table[f"30 orders more, {ORDERS} a day"] = {"plain": json.dumps(found)}
+    codes = Counter(code(by.ask(lambda n: by.order(n, do=("join",)), only="plain")["plain"]) for _ in range(30))
+    by.table[f"30 orders more, {ORDERS} a day"] = {"plain": json.dumps(codes)}
 
 
-def _same(one: Packet | None, two: Packet | None) -> bool:
-    if one is None or two is None or one.facts != two.facts:
+def _same(first: Packet | None, second: Packet | None) -> bool:
+    if first is None or second is None or first.facts != second.facts:
         return False
-    return all(torch.equal(t, two.tensors[name]) for name, t in one.tensors.items())
+    return all(torch.equal(t, second.tensors[name]) for name, t in first.tensors.items())
 
 
 def start(name: str, home: Path, address: str) -> subprocess.Popen[bytes]:
@@ -224,9 +224,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        home, made = Path(folder), DEPLOY.resolve(WORDS)
+        home, recipe = Path(folder), DEPLOY.resolve(WORDS)
         make(home / "certificates", ["127.0.0.1"], [*NAMES])
-        for name, path in zip(NAMES, split_for_nodes(made, home / "data"), strict=True):
+        for name, path in zip(NAMES, split_for_nodes(recipe, home / "data"), strict=True):
             path.rename(home / "data" / f"{name}.npz")
         deployment = Deployment(2, 60.0, port=any_port(), certificates=home / "certificates")
         nodes = [start(name, home, f"127.0.0.1:{deployment.port}") for name in NAMES]
@@ -240,7 +240,7 @@ def main() -> None:
                     send(requests)
 
                 transport.send = spied  # pyright: ignore[reportAttributeAccessIssue]
-                result = run(replace(Recipe.of(made), deployment=deployment), transport, count)
+                result = run(replace(Recipe.of(recipe), deployment=deployment), transport, count)
                 assert not result.failures
                 transport.send = send  # pyright: ignore[reportAttributeAccessIssue]
                 code_by_settings(by, home)

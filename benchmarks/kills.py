@@ -85,27 +85,27 @@ def begin(method: str, engine: str, states: str, schedule: str, out: Path) -> in
 
 def alive(group: int) -> list[int]:
     """Processes of a group that are not zombies."""
-    found = []
+    processes = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = path.read_text().rpartition(")")[2].split()
         except OSError:
             continue
         if int(fields[2]) == group and fields[0] != "Z":
-            found.append(int(path.parent.name))
-    return found
+            processes.append(int(path.parent.name))
+    return processes
 
 
 def mapped(group: int) -> set[Path]:
     """The files in shared memory that processes of a group have mapped; those of other programs are not theirs."""
-    found: set[Path] = set()
+    files: set[Path] = set()
     for number in alive(group):
         try:
             lines = Path(f"/proc/{number}/maps").read_text().splitlines()
         except OSError:
             continue
-        found |= {Path(line.split(maxsplit=5)[5]) for line in lines if "/dev/shm/" in line}
-    return found
+        files |= {Path(line.split(maxsplit=5)[5]) for line in lines if "/dev/shm/" in line}
+    return files
 
 
 def contents(out: Path) -> dict[str, Any]:
@@ -131,15 +131,15 @@ def disturb(
     """Kill parents and workers of one run until enough have died; finished runs start again."""
     run(experiment(method, "serial", states, schedule), folder / "whole", checkpoint_every=2)
     expected, shared = contents(folder / "whole"), set[Path]()
-    found = {"parents": 0, "workers": 0, "runs": 0, "orphans": 0, "failures": 0, "same": True, "left_over": 0}
-    while found["parents"] + found["workers"] < kills or found["runs"] == 0:
-        out = folder / f"run-{found['runs']}"
+    counts = {"parents": 0, "workers": 0, "runs": 0, "orphans": 0, "failures": 0, "same": True, "left_over": 0}
+    while counts["parents"] + counts["workers"] < kills or counts["runs"] == 0:
+        out = folder / f"run-{counts['runs']}"
         ended = False
         while not ended:
             parent = begin(method, engine, states, schedule, out)
             moment = time.monotonic() + float(draw.uniform(0.02, 0.5))
             hunted = engine == "processes" and draw.random() < 0.5  # a worker, and the parent goes on
-            spared = found["parents"] + found["workers"] >= kills
+            spared = counts["parents"] + counts["workers"] >= kills
             hits = 0  # a client with which three workers die is left out, which an undisturbed run leaves in
             while os.waitpid(parent, os.WNOHANG) == (0, 0):
                 time.sleep(0.002)
@@ -152,24 +152,24 @@ def disturb(
                 workers = [number for number in alive(parent) if number != parent]
                 if hunted and workers:
                     os.kill(int(draw.choice(workers)), signal.SIGKILL)
-                    found["workers"] += 1
+                    counts["workers"] += 1
                     hits += 1
                     moment = time.monotonic() + float(draw.uniform(0.1, 0.5))
                 elif not hunted:
                     os.kill(parent, signal.SIGKILL)
                     os.waitpid(parent, 0)
-                    found["parents"] += 1
+                    counts["parents"] += 1
                     break
             deadline = time.monotonic() + 10
             while alive(parent) and time.monotonic() < deadline:
                 time.sleep(0.005)
-            found["orphans"] += len(alive(parent))
+            counts["orphans"] += len(alive(parent))
             ended = RunDirectory(out).is_begun and RunDirectory(out).status.ended
-        found["runs"] += 1
-        found["failures"] += len(RunDirectory(out).summary().get("failures", []))
-        found["same"] &= contents(out) == expected
-        found["left_over"] += len(list(out.rglob(".*"))) + sum(path.exists() for path in shared)
-    return found
+        counts["runs"] += 1
+        counts["failures"] += len(RunDirectory(out).summary().get("failures", []))
+        counts["same"] &= contents(out) == expected
+        counts["left_over"] += len(list(out.rglob(".*"))) + sum(path.exists() for path in shared)
+    return counts
 
 
 def main() -> None:

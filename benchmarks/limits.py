@@ -64,11 +64,11 @@ def limits(model: nn.Module, inputs: tuple[int, ...], batch: int) -> Limits:
 
 def products(model: nn.Module, inputs: tuple[int, ...], batch: int) -> list[tuple[int, int, int]]:
     """Rows, inner size and columns of each layer's forward product, first layer first."""
-    found: list[tuple[int, int, int]] = []
+    shapes: list[tuple[int, int, int]] = []
 
     def note(layer: nn.Module, _: tuple[Tensor, ...], out: Tensor) -> None:
         weight = layer.get_parameter("weight")
-        found.append((out.numel() // len(weight), weight[0].numel(), len(weight)))
+        shapes.append((out.numel() // len(weight), weight[0].numel(), len(weight)))
 
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
     hooks = [layer.register_forward_hook(note) for layer in layers]
@@ -76,7 +76,7 @@ def products(model: nn.Module, inputs: tuple[int, ...], batch: int) -> list[tupl
         model(torch.zeros(batch, *inputs))
     for hook in hooks:
         hook.remove()
-    return found
+    return shapes
 
 
 def timed(work: Callable[[], object]) -> float:

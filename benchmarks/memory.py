@@ -30,11 +30,11 @@ def memory(process: int) -> float:
     """What a process and its children hold, in MB: each page by its share of those who map it, libraries left out."""
     try:
         rollup = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
-        lists = [one.read_text() for one in Path(f"/proc/{process}/task").glob("*/children")]
+        lists = [path.read_text() for path in Path(f"/proc/{process}/task").glob("*/children")]
     except OSError:  # it has ended
         return 0.0
-    own = sum(int(line.split()[1]) for line in rollup if line.startswith(("Pss_Anon:", "Pss_Shmem:"))) / 1024
-    return own + sum(memory(int(child)) for each in lists for child in each.split())
+    megabytes = sum(int(line.split()[1]) for line in rollup if line.startswith(("Pss_Anon:", "Pss_Shmem:"))) / 1024
+    return megabytes + sum(memory(int(child)) for children in lists for child in children.split())
 
 
 def measure(name: str, method: str, rounds: int, times: int) -> dict[str, float]:
@@ -56,8 +56,8 @@ def measure(name: str, method: str, rounds: int, times: int) -> dict[str, float]
             go(draw_cohort(len(split), cohort, seed=0, round=number), number)
             peak = max(peak, memory(os.getpid()))
         close()
-    held = sum(t.numel() * t.element_size() for t in (split.arrays.x, split.arrays.y)) / 1e6
-    return {"peak_mb": round(peak), "before_the_run_mb": round(before), "data_mb": round(held)}
+    data_mb = sum(t.numel() * t.element_size() for t in (split.arrays.x, split.arrays.y)) / 1e6
+    return {"peak_mb": round(peak), "before_the_run_mb": round(before), "data_mb": round(data_mb)}
 
 
 def main() -> None:
@@ -70,19 +70,19 @@ def main() -> None:
         name, method, rounds, times = args.one
         print(json.dumps(measure(name, method, int(rounds), int(times))))
         return
-    found: dict[str, Any] = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
+    results: dict[str, Any] = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
     here = machine()
     day = {"date": here.pop("date")}  # of each row, since single ones may be run again
-    found |= {"command": "python benchmarks/memory.py", "machine": here}
+    results |= {"command": "python benchmarks/memory.py", "machine": here}
     for name in args.only:
         for method, rounds, times in RUNS:
             words = [sys.executable, __file__, "--one", name, method, str(rounds), str(times)]
-            done = subprocess.run(words, capture_output=True, text=True, check=True)
+            process = subprocess.run(words, capture_output=True, text=True, check=True)
             clients = "" if times == 1 else f", {times} times the clients"
             label = f"{name}, {method}, {rounds} rounds{clients}"
-            found[label] = json.loads(done.stdout.splitlines()[-1]) | day
-            print(label, found[label], flush=True)
-            save(found, args.out)
+            results[label] = json.loads(process.stdout.splitlines()[-1]) | day
+            print(label, results[label], flush=True)
+            save(results, args.out)
 
 
 if __name__ == "__main__":

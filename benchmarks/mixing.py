@@ -81,8 +81,8 @@ def device(repeats: int, clients: int = 1_500_000, size: int = 1000) -> dict[str
             yield info(members, draw.integers(1, 500, size), clients, draw.gamma(2.0, 1.0, size))
 
     before = high_water()
-    _, found = measure(AAggFFD("weibull"), cohorts(), {}, repeats)
-    return found | {"rss_mb": round(high_water() - before, 1)}
+    _, cell = measure(AAggFFD("weibull"), cohorts(), {}, repeats)
+    return cell | {"rss_mb": round(high_water() - before, 1)}
 
 
 def silo(
@@ -98,15 +98,15 @@ def silo(
             losses = (1 + t) ** -speed * draw.lognormal(0.0, 0.2, clients) if falling else draw.random(clients)
             yield info(np.arange(clients), samples, clients, losses)
 
-    rounds, stream, found, before = 0, cohorts(), {}, high_water()
+    rounds, stream, cell, before = 0, cohorts(), {}, high_water()
     for stop in after:
         while rounds < stop:
             state, _ = policy.coefficients(state, next(stream))
             rounds += 1
         state, costs = measure(policy, stream, state, repeats)
         rounds += repeats + 2
-        found[f"after {stop} rounds"] = costs | {"rss_mb": round(high_water() - before, 1)}
-    return found
+        cell[f"after {stop} rounds"] = costs | {"rss_mb": round(high_water() - before, 1)}
+    return cell
 
 
 def main() -> None:
@@ -116,7 +116,7 @@ def main() -> None:
     if args.repeats < 1:
         parser.error("a median needs at least one repeat.")
     with reproducible():
-        found = {
+        results = {
             "command": " ".join(["python", *sys.argv]),
             "machine": machine() | {"numpy": np.__version__},
             "repeats": args.repeats,
@@ -124,8 +124,8 @@ def main() -> None:
             "aaggff_s, 200 clients, losses fall": silo(args.repeats, falling=True),
             "aaggff_s, 200 clients, losses drawn afresh": silo(args.repeats, falling=False),
         }
-    print(json.dumps(found, indent=1))
-    save(found, args.out)
+    print(json.dumps(results, indent=1))
+    save(results, args.out)
 
 
 if __name__ == "__main__":

@@ -96,9 +96,9 @@ def within(node: ast.AST) -> Iterator[ast.AST]:
     for name, child in ast.iter_fields(node):
         if name in ("annotation", "returns", "decorator_list", "args") and not isinstance(node, ast.Call):
             continue
-        for one in child if isinstance(child, list) else [child]:
-            if isinstance(one, ast.AST):
-                yield from within(one)
+        for item in child if isinstance(child, list) else [child]:
+            if isinstance(item, ast.AST):
+                yield from within(item)
 
 
 def mutants(path: Path, text: str) -> Iterator[Mutant]:
@@ -143,17 +143,17 @@ def mutants(path: Path, text: str) -> Iterator[Mutant]:
 
 def drawn(count: int, seed: int, only: tuple[str, ...]) -> list[Mutant]:
     """That many mutants, of each package in turn, no two of one line."""
-    random, found = np.random.default_rng(seed), []
+    random, by_file = np.random.default_rng(seed), []
     for number, package in enumerate(only):
         place = ROOT / SOURCE / package
         files = sorted(place.rglob("*.py")) if place.is_dir() else [place.with_suffix(".py")]
-        every = [one for file in files for one in mutants(file.relative_to(ROOT), file.read_text())]
+        every = [mutant for file in files for mutant in mutants(file.relative_to(ROOT), file.read_text())]
         share = count // len(only) + (number < count % len(only))
         lines: dict[tuple[Path, int], Mutant] = {}
         for at in random.permutation(len(every)):
             lines.setdefault((every[at].path, every[at].line), every[at])
-        found.append(list(lines.values())[:share])
-    return [one for turn in zip_longest(*found) for one in turn if one is not None]
+        by_file.append(list(lines.values())[:share])
+    return [mutant for turn in zip_longest(*by_file) for mutant in turn if mutant is not None]
 
 
 class Trace:
@@ -184,9 +184,9 @@ class Trace:
     def timed(self, name: str) -> Iterator[None]:
         begin, children = processor(), processor(resource.RUSAGE_CHILDREN)
         yield
-        spent = processor() - begin
-        self.seconds[name] = self.seconds.get(name, 0.0) + spent
-        if processor(resource.RUSAGE_CHILDREN) - children > spent / 10:
+        seconds = processor() - begin
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+        if processor(resource.RUSAGE_CHILDREN) - children > seconds / 10:
             self.elsewhere.append(name)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -203,7 +203,7 @@ class Trace:
 def processor(*whose: int) -> float:
     """Seconds of the processor so far: of this process and of those that have ended, or of one of the two."""
     of = map(resource.getrusage, whose or (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(one.ru_utime + one.ru_stime for one in of)
+    return sum(usage.ru_utime + usage.ru_stime for usage in of)
 
 
 def function(test: str) -> str:
@@ -277,26 +277,26 @@ def failing(copy: Path, tests: tuple[str, ...], seconds: int, *plugins: object) 
 def found_by(copy: Path, mutant: Mutant, tests: Tests, seconds: int, short: bool) -> str:
     """The first test that finds a mutant, "too slow", or "none"."""
     file = copy / mutant.path
-    whole = file.read_text()
-    lines = whole.splitlines(keepends=True)
+    source = file.read_text()
+    lines = source.splitlines(keepends=True)
     lines[mutant.line - 1] = f"{mutant.after}\n"
-    one, others = tests(mutant)
+    nearest, others = tests(mutant)
     try:
         write(file, "".join(lines))
         test = ""
-        for names in (one,) if short else (one, others):
+        for names in (nearest,) if short else (nearest, others):
             limit = seconds + 3 * math.ceil(sum(tests.seconds[name] for name in names))
             test = test or (failing(copy, names, limit) if names else "")
         return test or "none"
     finally:
-        write(file, whole)
+        write(file, source)
 
 
 def write(file: Path, text: str) -> None:
     """Write a module, without what was compiled from it in the same second."""
     file.write_text(text)
-    for one in file.parent.joinpath("__pycache__").glob(f"{file.stem}.*"):
-        one.unlink()
+    for cache in file.parent.joinpath("__pycache__").glob(f"{file.stem}.*"):
+        cache.unlink()
 
 
 @contextmanager
@@ -334,7 +334,7 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="try the table's survivors again")
     parser.add_argument("--seconds", type=int, default=60, help="of the processor beyond three times what tests take")
     settings = parser.parse_args()
-    chosen = drawn(settings.count, settings.seed, tuple(settings.only.split(",")))
+    sample = drawn(settings.count, settings.seed, tuple(settings.only.split(",")))
     decided: dict[Mutant, str] = {}
     if settings.out.exists():
         with settings.out.open(newline="") as table:
@@ -346,21 +346,21 @@ def main() -> None:
         with settings.out.open("w", newline="") as table:
             rows = csv.writer(table, lineterminator="\n")
             rows.writerow(("path", "line", "before", "after", "found by"))
-            rows.writerows((one.path.as_posix(), *one[1:], by) for one, by in sorted(decided.items()))
+            rows.writerows((entry.path.as_posix(), *entry[1:], by) for entry, by in sorted(decided.items()))
 
     with copied() as copy:
         only = frozenset(settings.within.read_text().splitlines() if settings.within else ())
         tests = traced(copy, settings.tests, only)
-        for number, one in enumerate(chosen, start=1):
-            if one not in decided or (settings.again and decided[one] == "none"):
-                decided[one] = found_by(copy, one, tests, settings.seconds, settings.short)
+        for number, entry in enumerate(sample, start=1):
+            if entry not in decided or (settings.again and decided[entry] == "none"):
+                decided[entry] = found_by(copy, entry, tests, settings.seconds, settings.short)
                 save()
-            print(f"{number}/{len(chosen)} found by {decided[one]}  {one.diff}", flush=True)
+            print(f"{number}/{len(sample)} found by {decided[entry]}  {entry.diff}", flush=True)
     print(f"\n{'package':12} {'mutants':>8} {'killed':>8} {'surviving':>10}")
-    for package in dict.fromkeys(one.package for one in chosen):
-        found = Counter(decided[one] != "none" for one in chosen if one.package == package)
-        print(f"{package:12} {found.total():8} {found[True]:8} {found[False]:10}")
-    print("", *(one.diff for one in chosen if decided[one] == "none"), sep="\n\n")
+    for package in dict.fromkeys(entry.package for entry in sample):
+        kills = Counter(decided[entry] != "none" for entry in sample if entry.package == package)
+        print(f"{package:12} {kills.total():8} {kills[True]:8} {kills[False]:10}")
+    print("", *(entry.diff for entry in sample if decided[entry] == "none"), sep="\n\n")
 
 
 if __name__ == "__main__":

@@ -59,15 +59,15 @@ def observe(learner: OnlineLearner, tasks: int) -> list[dict[str, Any]]:
     model = partial(models.make, "mlp", classes=3, inputs=(2,), hidden=(4,))
     live = LiveLearner(OnlineTask(Online("observed", experts, TaskStream.of([(first, first)]), model, support=4)))
     looks: list[dict[str, Any]] = []
-    begun = time.perf_counter()
+    start = time.perf_counter()
     for number in range(1, tasks + 1):
         task = points(number)
         live.observe((task.x, task.y))
         if number % max(tasks // 5, 1) == 0 or number in (10, 100, 1000, 10000):
             gc.collect()
-            kept = {"state_bytes": state_bytes(live.state), "task_bytes": task_bytes(live.state)}
-            held = {"rss_mb": resident(), "objects": len(gc.get_objects())}
-            looks.append({"tasks": number, **kept, **held, "seconds": round(time.perf_counter() - begun, 1)})
+            sizes = {"state_bytes": state_bytes(live.state), "task_bytes": task_bytes(live.state)}
+            process = {"rss_mb": resident(), "objects": len(gc.get_objects())}
+            looks.append({"tasks": number, **sizes, **process, "seconds": round(time.perf_counter() - start, 1)})
     return looks
 
 
@@ -79,11 +79,11 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     command = f"python benchmarks/observed.py --tasks {args.tasks}"
-    found: dict[str, Any] = {"command": command, "torch": torch.__version__, "looks": {}}
+    results: dict[str, Any] = {"command": command, "torch": torch.__version__, "looks": {}}
     for name, (learner, fraction) in LEARNERS.items():
-        found["looks"][name] = observe(learner, max(round(fraction * args.tasks), 10))
-        save(found, args.out)
-        print(name, found["looks"][name][-1])
+        results["looks"][name] = observe(learner, max(round(fraction * args.tasks), 10))
+        save(results, args.out)
+        print(name, results["looks"][name][-1])
 
 
 if __name__ == "__main__":

@@ -72,12 +72,18 @@ def main() -> None:
                         if turn:
                             seconds[form].append(time.process_time() - begin)
                 ratios = {
-                    form: [round(slow / own, 2) for slow, own in zip(seconds["lockstep"], seconds[form], strict=True)]
+                    form: [
+                        round(slow / form_seconds, 2)
+                        for slow, form_seconds in zip(seconds["lockstep"], seconds[form], strict=True)
+                    ]
                     for form in ("coordinates", "rows")
                 }
                 results[f"{name}, {method}"] = ratios
                 print(
-                    name, method, {form: (statistics.median(each), each) for form, each in ratios.items()}, flush=True
+                    name,
+                    method,
+                    {form: (statistics.median(values), values) for form, values in ratios.items()},
+                    flush=True,
                 )
     save(results, args.out)
 

@@ -73,29 +73,29 @@ def compare(work: str, repeats: int, names: tuple[str, ...] = METHODS) -> dict[s
     data = federation(samples, inputs)
     contestants = {}
     for name in names:
-        chosen = Experiment(make(name), data, lambda: models.make(model, classes=10, inputs=inputs), local=local)
-        plan = make_plan(chosen, data, "cpu")
+        experiment = Experiment(make(name), data, lambda: models.make(model, classes=10, inputs=inputs), local=local)
+        plan = make_plan(experiment, data, "cpu")
         down = Broadcast(0, local.lr, plan.theta0[: plan.layout.shared_size], plan.buffers0, {})
         contestants[name] = (Live(plan), down)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     states: dict[str, State] = {name: {} for name in names}  # a client's second model is made in the warm-up
     for repeat in range(repeats + 1):  # the first turn warms up
         for name, (live, down) in contestants.items():
-            began = time.process_time()
+            start = time.process_time()
             (result,) = live.work(down, [0], [states[name]])
-            spent = time.process_time() - began
+            used = time.process_time() - start
             if result.failure is not None:
                 raise RuntimeError(f"{name}: {result.failure}")
             states[name] = states[name] or result.state
             if repeat:
-                seconds[name].append(spent / local.steps_for(samples))
-    found = {}
+                seconds[name].append(used / local.steps_for(samples))
+    cell = {}
     for name in names:
         ratios = [a / b for a, b in zip(seconds[name], seconds["fedavg"], strict=True)]
         low, middle, high = statistics.quantiles(ratios, n=4)
-        found[name] = {"ms": round(1e3 * statistics.median(seconds[name]), 3), "times_fedavg": round(middle, 2)}
-        found[name] |= {"from": round(low, 2), "to": round(high, 2)}
-    return found
+        cell[name] = {"ms": round(1e3 * statistics.median(seconds[name]), 3), "times_fedavg": round(middle, 2)}
+        cell[name] |= {"from": round(low, 2), "to": round(high, 2)}
+    return cell
 
 
 EVALUATIONS = {  # model, clients, training and test samples of each, inputs, methods
@@ -130,12 +130,12 @@ def deployment(work: str, name: str) -> tuple[Evaluator, Server, States]:
     train, test = split(trained), split(tested)
     data = Federation(train, Split(test.arrays, Index.of([[]] * clients)), test, test.arrays)
     on = Evaluation(what=("clients",))
-    chosen = Experiment(make(name), data, lambda: models.make(model, classes=10, inputs=inputs), evaluation=on)
-    plan = make_plan(chosen, data, "cpu")
+    experiment = Experiment(make(name), data, lambda: models.make(model, classes=10, inputs=inputs), evaluation=on)
+    plan = make_plan(experiment, data, "cpu")
     server, states = Server.initial(plan, plan.theta0, plan.buffers0), States()
     for client in range(clients if plan.private_size else 0):
-        own = private_start(plan, server.broadcast(plan), client, {})
-        near = own + torch.from_numpy(0.01 * draw.standard_normal(len(own))).to(own)
+        state = private_start(plan, server.broadcast(plan), client, {})
+        near = state + torch.from_numpy(0.01 * draw.standard_normal(len(state))).to(state)
         states.known[client] = {"personal": {"private": near, "buffers": torch.zeros(0)}}
     return Evaluator(plan, data, on), server, states
 
@@ -156,7 +156,7 @@ def one_by_one(evaluator: Evaluator, server: Server, states: States) -> np.ndarr
     w, adaptation = server.theta, plan.method.adaptation
     losses = []
     for at in GRID if plan.method.choices else (1.0,):
-        found = []
+        accuracies = []
         for client in range(len(evaluator.federation)):
             state = states.get(client) or {}
             rows = torch.from_numpy(test.index[client])
@@ -165,36 +165,36 @@ def one_by_one(evaluator: Evaluator, server: Server, states: States) -> np.ndarr
             else:
                 evaluator.load(w, server.buffers, state)
             if adaptation.is_identity:
-                found.append(evaluator.scores(test.arrays, test.index[client], test.labels(rows, client)))
+                accuracies.append(evaluator.scores(test.arrays, test.index[client], test.labels(rows, client)))
                 continue
-            mine = torch.from_numpy(train.index[client])
+            own_rows = torch.from_numpy(train.index[client])
             with torch.no_grad():
-                support = Batch(train.arrays.x[mine], train.labels(mine, client))
+                support = Batch(train.arrays.x[own_rows], train.labels(own_rows, client))
                 logits = deployed(plan, evaluator.net, live.theta, live.buffers, support)(test.arrays.x[rows])
-                found.append(predictions(evaluator.settings.metrics, logits, test.labels(rows, client)))
-        losses.append(Predictions.joined(found).by_group("loss", test.index.offsets))
+                accuracies.append(predictions(evaluator.settings.metrics, logits, test.labels(rows, client)))
+        losses.append(Predictions.joined(accuracies).by_group("loss", test.index.offsets))
     return np.stack(losses)
 
 
 def evaluate(work: str, repeats: int) -> dict[str, dict[str, float]]:
     """Milliseconds of an evaluation, and how many times faster it is than the plain loop."""
-    found = {}
+    cells = {}
     for name in EVALUATIONS[work][-1]:
-        given = deployment(work, name)
+        deployed = deployment(work, name)
         seconds: dict[str, list[float]] = {"loop": [], "together": []}
         for repeat in range(repeats + 1):  # the first turn warms up
             losses = {}
             for way, evaluation in (("loop", one_by_one), ("together", together)):
-                began = time.process_time()
-                losses[way] = evaluation(*given)
+                start = time.process_time()
+                losses[way] = evaluation(*deployed)
                 if repeat:
-                    seconds[way].append(time.process_time() - began)
+                    seconds[way].append(time.process_time() - start)
             np.testing.assert_allclose(losses["together"], losses["loop"], rtol=1e-4, atol=1e-5)
         gains = [a / b for a, b in zip(seconds["loop"], seconds["together"], strict=True)]
         low, middle, high = statistics.quantiles(gains, n=4)
-        found[name] = {"ms": round(1e3 * statistics.median(seconds["together"]), 2), "times_faster": round(middle, 2)}
-        found[name] |= {"from": round(low, 2), "to": round(high, 2)}
-    return found
+        cells[name] = {"ms": round(1e3 * statistics.median(seconds["together"]), 2), "times_faster": round(middle, 2)}
+        cells[name] |= {"from": round(low, 2), "to": round(high, 2)}
+    return cells
 
 
 def main() -> None:
@@ -205,14 +205,14 @@ def main() -> None:
     if args.repeats < 2:
         parser.error("quartiles need at least two repeats.")
     with reproducible():
-        found = {
+        results = {
             "command": " ".join(["python", *sys.argv]),
             "machine": machine(),
             "repeats": args.repeats,
             **{work: (compare if work in WORK else evaluate)(work, args.repeats) for work in args.work},
         }
-    print(json.dumps(found, indent=1))
-    save(found, args.out)
+    print(json.dumps(results, indent=1))
+    save(results, args.out)
 
 
 if __name__ == "__main__":

@@ -57,31 +57,31 @@ def line(x: float, y: float, to_x: float, to_y: float, look: str) -> str:
     return f'<line x1="{x}" y1="{y}" x2="{to_x}" y2="{to_y}" {look}/>'
 
 
-def panel(name: str, found: dict[str, Any]) -> tuple[int, list[str]]:
+def panel(name: str, workload: dict[str, Any]) -> tuple[int, list[str]]:
     """The height of a workload's panel, and its elements."""
-    ratios = {peer: found[peer] for peer in NAMES if "times_bare" in found.get(peer, {})}
+    ratios = {peer: workload[peer] for peer in NAMES if "times_bare" in workload.get(peer, {})}
     ranked = sorted(ratios, key=lambda peer: -ratios[peer]["times_bare"])
     bottom = HEAD + ROW * len(ranked)
-    drawn = [text(0, 14, TITLES[name], 'font-weight="600"')]
+    shapes = [text(0, 14, TITLES[name], 'font-weight="600"')]
     for mark in MARKS:
         x = place(mark)
-        drawn += [line(x, HEAD - 10, x, bottom, f'stroke="{QUIET}"')]
-        drawn += [text(x, bottom + 13, f"{mark:g}", f'text-anchor="middle" fill="{THEIRS}"')]
-    if found.get("limit"):
-        most = found["bare"]["seconds"] / found["limit"]
+        shapes += [line(x, HEAD - 10, x, bottom, f'stroke="{QUIET}"')]
+        shapes += [text(x, bottom + 13, f"{mark:g}", f'text-anchor="middle" fill="{THEIRS}"')]
+    if workload.get("limit"):
+        most = workload["bare"]["seconds"] / workload["limit"]
         x = place(most)
-        drawn += [line(x, HEAD - 10, x, bottom, 'stroke="black" stroke-dasharray="3 3"')]
-        drawn += [
+        shapes += [line(x, HEAD - 10, x, bottom, 'stroke="black" stroke-dasharray="3 3"')]
+        shapes += [
             text(x, HEAD - 14, f"limit {most:.2g}" if most < 100 else f"limit {most:.0f}", 'text-anchor="middle"')
         ]
     for number, peer in enumerate(ranked):
         y, color = HEAD + ROW * number + 4, OURS if peer.startswith("fedloom") else THEIRS
         middle, (low, high) = ratios[peer]["times_bare"], ratios[peer]["quartiles"]
-        drawn += [text(LABELS - 8, y + 4, NAMES[peer], f'text-anchor="end" fill="{color}"')]
-        drawn += [line(place(low), y, place(high), y, f'stroke="{color}" stroke-width="3" stroke-opacity=".4"')]
-        drawn += [f'<circle cx="{place(middle)}" cy="{y}" r="4" fill="{color}"/>']
-        drawn += [text(place(high) + 8, y + 4, f"{middle:.2g}", f'fill="{color}"')]
-    return bottom + 18, drawn
+        shapes += [text(LABELS - 8, y + 4, NAMES[peer], f'text-anchor="end" fill="{color}"')]
+        shapes += [line(place(low), y, place(high), y, f'stroke="{color}" stroke-width="3" stroke-opacity=".4"')]
+        shapes += [f'<circle cx="{place(middle)}" cy="{y}" r="4" fill="{color}"/>']
+        shapes += [text(place(high) + 8, y + 4, f"{middle:.2g}", f'fill="{color}"')]
+    return bottom + 18, shapes
 
 
 def picture(workloads: dict[str, Any]) -> str:
@@ -90,8 +90,8 @@ def picture(workloads: dict[str, Any]) -> str:
     top, groups = GAP, list[str]()
     for start in range(0, len(panels), COLUMNS):
         row = panels[start : start + COLUMNS]
-        for column, (_, drawn) in enumerate(row):
-            groups.append(f'<g transform="translate({GAP + column * WIDTH},{top})">{"".join(drawn)}</g>')
+        for column, (_, shapes) in enumerate(row):
+            groups.append(f'<g transform="translate({GAP + column * WIDTH},{top})">{"".join(shapes)}</g>')
         top += max(height for height, _ in row) + GAP
     size = f'width="{COLUMNS * WIDTH + GAP}" height="{top}" viewBox="0 0 {COLUMNS * WIDTH + GAP} {top}"'
     look = 'font-family="system-ui, sans-serif" font-size="11"'

@@ -48,26 +48,28 @@ def main() -> None:
     parser.add_argument("--splits", nargs="+", choices=PARTITIONS, default=list(PARTITIONS))
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
     args = parser.parse_args()
-    found: dict[str, Any] = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
-    found |= {"command": "python benchmarks/precision.py", "torch": torch.__version__}
-    runs = found.setdefault("runs", {})
+    results: dict[str, Any] = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
+    results |= {"command": "python benchmarks/precision.py", "torch": torch.__version__}
+    runs = results.setdefault("runs", {})
     for method, split in product(args.methods, args.splits):
         setting = f"{method}, {split}, {args.rounds} rounds"
         for seed, precision in product(args.seeds, PRECISIONS):
             name = f"{setting}, {precision}, seed {seed}"
             runs[name] = runs.get(name) or accuracies(method, split, precision, seed, args.rounds)
             print(name, runs[name], flush=True)
-            save(found, args.out)
+            save(results, args.out)
         full, bf16 = (
             [runs[f"{setting}, {precision}, seed {seed}"]["accuracy"][-1] for seed in args.seeds]
             for precision in PRECISIONS
         )
         gains = [100 * (b - a) for a, b in zip(full, bf16, strict=True)]
         error = statistics.stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else float("nan")
-        told = {"full": statistics.mean(full), "bf16": statistics.mean(bf16), "gain": statistics.mean(gains)}
-        found[setting] = {name: round(value, 4) for name, value in told.items()} | {"s.e. of the gain": round(error, 4)}
-        print(setting, found[setting])
-    save(found, args.out)
+        means = {"full": statistics.mean(full), "bf16": statistics.mean(bf16), "gain": statistics.mean(gains)}
+        results[setting] = {name: round(value, 4) for name, value in means.items()} | {
+            "s.e. of the gain": round(error, 4)
+        }
+        print(setting, results[setting])
+    save(results, args.out)
 
 
 if __name__ == "__main__":

@@ -139,22 +139,22 @@ def workers(engine: Engine) -> list[int]:
     """The processes of the workers of an engine, whose parent is called with the folder of its cluster."""
     assert isinstance(engine, Ray)
     folder = engine.cluster.folder.encode()
-    found = []
+    processes = []
     for path in Path("/proc").iterdir():
         if path.name.isdigit():
             try:
                 parent = (path / "stat").read_text().rpartition(")")[2].split()[1]
                 here = folder in Path("/proc", parent, "cmdline").read_bytes()
                 if here and (path / "cmdline").read_bytes().startswith(b"ray::Actor"):
-                    found.append(int(path.name))
+                    processes.append(int(path.name))
             except OSError:  # it ended
                 continue
-    return found
+    return processes
 
 
 def memory(rounds: int) -> dict[str, object]:
     """Resident memory of the driver and of the workers, in MB, every hundred rounds of SCAFFOLD, chained and folded."""
-    found: dict[str, object] = {}
+    cell: dict[str, object] = {}
     for way in ("fold", "chain"):
         plan, _ = plan_of("W1", "scaffold")
         run = Contestant(plan, engine_for(plan, "ray"), way)
@@ -170,8 +170,8 @@ def memory(rounds: int) -> dict[str, object]:
                     }
                 )
         run.engine.close()
-        found[way] = rows
-    return found
+        cell[way] = rows
+    return cell
 
 
 def kills(count: int, rounds: int) -> dict[str, object]:
@@ -190,19 +190,19 @@ def kills(count: int, rounds: int) -> dict[str, object]:
 
     thread = threading.Thread(target=hunt, daemon=True)
     thread.start()
-    done = 0
-    with warnings.catch_warnings(record=True) as told:
+    finished = 0
+    with warnings.catch_warnings(record=True) as messages:
         warnings.simplefilter("always")
-        while len(killed) < count or done < rounds:
-            cohort = draw_cohort(plan.population.clients, size, seed=0, round=done)
+        while len(killed) < count or finished < rounds:
+            cohort = draw_cohort(plan.population.clients, size, seed=0, round=finished)
             there.round(cohort)
             here.round(cohort)
-            done += 1
+            finished += 1
     over.set()
     thread.join()
     there.engine.close()
     same = there.server.theta.numpy().tobytes() == here.server.theta.numpy().tobytes()
-    return {"killed": len(killed), "rounds": done, "same bits": same, "told": [str(w.message) for w in told]}
+    return {"killed": len(killed), "rounds": finished, "same bits": same, "told": [str(w.message) for w in messages]}
 
 
 def constants(repeats: int) -> dict[str, float]:
@@ -217,16 +217,16 @@ def constants(repeats: int) -> dict[str, float]:
         "broadcast": lambda: ray.put(sums),
         "fold": lambda: unpack(ray.get(member.actor.chain.remote(None, [], sums))),
     }
-    found = {}
+    cell = {}
     for label, step in steps.items():
         seconds = []
         for _ in range(repeats):
             begin = time.perf_counter()
             step()
             seconds.append(time.perf_counter() - begin)
-        found[label] = round(1e3 * statistics.median(seconds), 2)
+        cell[label] = round(1e3 * statistics.median(seconds), 2)
     engine.close()
-    return found
+    return cell
 
 
 def node_kills(count: int) -> dict[str, object]:
@@ -238,15 +238,15 @@ def node_kills(count: int) -> dict[str, object]:
     plan, size = plan_of("W1", "feddyn")
     settings = {"address": cluster.address, "workers": 2}
     there = Contestant(plan, engines.make("ray", **settings)(plan, computes.make("auto")), "chain")
-    here, done = Contestant(plan, engine_for(plan, "serial")), 0
+    here, finished = Contestant(plan, engine_for(plan, "serial")), 0
 
     def rounds(number: int) -> None:
-        nonlocal done
+        nonlocal finished
         for _ in range(number):
-            cohort = draw_cohort(plan.population.clients, size, seed=0, round=done)
+            cohort = draw_cohort(plan.population.clients, size, seed=0, round=finished)
             there.round(cohort)
             here.round(cohort)
-            done += 1
+            finished += 1
 
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -263,7 +263,7 @@ def node_kills(count: int) -> dict[str, object]:
     cluster.shutdown()
     same = there.server.theta.numpy().tobytes() == here.server.theta.numpy().tobytes()
     messages = [str(w.message) for w in told if "worker" in str(w.message)]
-    return {"killed": count, "rounds": done, "same bits": same, "workers in the end": members, "told": messages}
+    return {"killed": count, "rounds": finished, "same bits": same, "workers in the end": members, "told": messages}
 
 
 def main() -> None:
@@ -272,12 +272,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=500)
     parser.add_argument("--only", nargs="*", default=["W1", "W2", "states", "constants", "memory", "kills", "nodes"])
     args = parser.parse_args()
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "command": f"python benchmarks/ray_engine.py --repeats {args.repeats} --rounds {args.rounds}",
         "machine": machine(),
     }
     if args.out and args.out.exists():
-        found = json.loads(args.out.read_text())
+        results = json.loads(args.out.read_text())
     parts: dict[str, tuple[str, Callable[[], object]]] = {
         "W1": ("W1, FedAvg", lambda: compare("W1", args.repeats)),
         "W2": ("W2, FedAvg", lambda: compare("W2", args.repeats)),
@@ -290,9 +290,9 @@ def main() -> None:
     for name in args.only:
         label, measure = parts[name]
         with reproducible():
-            found[label] = measure()
-        print(label, json.dumps(found[label]), flush=True)
-        save(found, args.out)
+            results[label] = measure()
+        print(label, json.dumps(results[label]), flush=True)
+        save(results, args.out)
 
 
 if __name__ == "__main__":

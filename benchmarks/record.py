@@ -21,17 +21,17 @@ def machine() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def options(told: str | None, repeats: int = 0) -> ArgumentParser:
+def options(description: str | None, repeats: int = 0) -> ArgumentParser:
     """What benchmarks are asked: where to write, and how often each figure is taken, usually ``repeats`` times."""
-    made = ArgumentParser(description=told, formatter_class=RawDescriptionHelpFormatter)
+    parser = ArgumentParser(description=description, formatter_class=RawDescriptionHelpFormatter)
     if repeats:
-        made.add_argument("--repeats", type=int, default=repeats)
-    made.add_argument("--out", type=Path, help="a file for the results, as JSON")
-    return made
+        parser.add_argument("--repeats", type=int, default=repeats)
+    parser.add_argument("--out", type=Path, help="a file for the results, as JSON")
+    return parser
 
 
-def save(found: dict[str, Any], out: Path | None) -> None:
+def save(results: dict[str, Any], out: Path | None) -> None:
     """Write JSON if asked to."""
     if out:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(found, indent=1) + "\n")
+        out.write_text(json.dumps(results, indent=1) + "\n")

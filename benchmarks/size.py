@@ -72,14 +72,14 @@ def sources(root: Path) -> Iterator[tuple[bool, Path]]:
 
 def points(root: Path) -> dict[str, int]:
     """What a part may override, declare or need, with the number of classes in ``parts`` that do."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     bases = {"Part", "Needs"}
     for path in (root / "src/fedloom/core/parts.py", root / "src/fedloom/core/needs.py"):
         for node in ast.parse(path.read_text()).body if path.exists() else ():
             if isinstance(node, ast.ClassDef) and bases & {node.name, *map(ast.unparse, node.bases)}:
                 bases.add(node.name)
                 for name in named(node) - DERIVED:
-                    found.setdefault(name if node.name == "Needs" else f".{name}", 0)
+                    counts.setdefault(name if node.name == "Needs" else f".{name}", 0)
     for path in (root / "src/fedloom/parts").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             names: set[str] = set()
@@ -87,17 +87,17 @@ def points(root: Path) -> dict[str, int]:
                 names = {f".{name}" for name in named(node)}
             elif isinstance(node, ast.Call) and ast.unparse(node.func) == "Needs":
                 names = {keyword.arg for keyword in node.keywords if keyword.arg}
-            for name in names & found.keys():
-                found[name] += 1
-    return found
+            for name in names & counts.keys():
+                counts[name] += 1
+    return counts
 
 
 def named(node: ast.ClassDef) -> set[str]:
     """The public names that the body of a class assigns or defines."""
-    names = {one.name for one in node.body if isinstance(one, ast.FunctionDef)}
-    for one in node.body:
-        if isinstance(one, ast.AnnAssign | ast.Assign):
-            targets = [one.target] if isinstance(one, ast.AnnAssign) else one.targets
+    names = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
+    for item in node.body:
+        if isinstance(item, ast.AnnAssign | ast.Assign):
+            targets = [item.target] if isinstance(item, ast.AnnAssign) else item.targets
             names |= {inner.id for target in targets for inner in ast.walk(target) if isinstance(inner, ast.Name)}
     return {name for name in names if not name.startswith("_")}
 
@@ -105,7 +105,7 @@ def named(node: ast.ClassDef) -> set[str]:
 def measured(root: Path) -> None:
     """Print lines by kind, files, raises, questions about the kind of a personal part, and points of the contract."""
     total: dict[str, Counter[str]] = {"library": Counter(), "applications": Counter()}
-    asked = 0
+    checks = 0
     for is_application, path in sources(root):
         text = path.read_text()
         counts = kinds(text)
@@ -114,7 +114,7 @@ def measured(root: Path) -> None:
         counts["lines"] = len(text.splitlines())
         total["applications" if is_application else "library"] += counts
         if "parts" not in path.parts and path.name != "parts.py":
-            asked += len(re.findall(r"isinstance\([^()]*(?:\([^()]*\))?[^()]*\bPaired\b", text))
+            checks += len(re.findall(r"isinstance\([^()]*(?:\([^()]*\))?[^()]*\bPaired\b", text))
     total["both"] = total["library"] + total["applications"]
     for name, counts in total.items():
         code = counts["code"] + counts["imports"] + counts["guards"]
@@ -127,7 +127,7 @@ def measured(root: Path) -> None:
     found = points(root)
     several = sum(count > 1 for count in found.values())
     print(f"contract     {len(found)} points, of which {several} are used by several parts")
-    print(f"isinstance   {asked} of Paired outside parts")
+    print(f"isinstance   {checks} of Paired outside parts")
 
 
 class Watch:
@@ -168,7 +168,7 @@ def one_run(counts_calls: bool) -> None:
     begin = time.process_time()
     import torch
 
-    seen: dict[str, Any] = {"torch": time.process_time() - begin}
+    seconds: dict[str, Any] = {"torch": time.process_time() - begin}
     torch.set_num_threads(1)
     calls = Counter[bool]()
 
@@ -177,10 +177,10 @@ def one_run(counts_calls: bool) -> None:
             calls["/fedloom" in frame.f_code.co_filename] += 1
 
     def notice() -> None:
-        if "first step" not in seen:
+        if "first step" not in seconds:
             sys.setprofile(None)
-            seen["first step"] = time.process_time() - begin
-            seen.update(ours=calls[True], all=calls.total(), before=ours())
+            seconds["first step"] = time.process_time() - begin
+            seconds.update(ours=calls[True], all=calls.total(), before=ours())
             from fedloom.cli import command
 
             at = command.at
@@ -189,7 +189,7 @@ def one_run(counts_calls: bool) -> None:
     def paged(after: Callable[..., Any], *inputs: Any) -> Any:
         shown = time.process_time()
         added = after(*inputs)
-        seen["page"] = seen.get("page", 0.0) + time.process_time() - shown
+        seconds["page"] = seconds.get("page", 0.0) + time.process_time() - shown
         return added
 
     def ours() -> int:
@@ -203,7 +203,7 @@ def one_run(counts_calls: bool) -> None:
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         if main([*RUN.split(), f"out={folder}/run"]):
             sys.exit("the run failed")
-    print(json.dumps(seen | {"modules": ours(), "after torch": time.process_time() - begin}))
+    print(json.dumps(seconds | {"modules": ours(), "after torch": time.process_time() - begin}))
 
 
 def waited(root: Path) -> dict[str, Any]:
@@ -212,8 +212,10 @@ def waited(root: Path) -> dict[str, Any]:
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
 
     def output(*words: str) -> str:
-        done = subprocess.run([sys.executable, *words], env=environment, stdout=subprocess.PIPE, text=True, check=True)
-        return done.stdout
+        process = subprocess.run(
+            [sys.executable, *words], env=environment, stdout=subprocess.PIPE, text=True, check=True
+        )
+        return process.stdout
 
     def spent() -> float:
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -245,18 +247,18 @@ def main() -> None:
     parser.add_argument("checkouts", nargs="*", type=Path, default=[Path(__file__).parents[1]])
     parser.add_argument("--lines-only", action="store_true", help="without the run")
     parser.add_argument("--out", type=Path, help="a file for what the run waited for")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     table = []
-    for root in asked.checkouts:
+    for root in args.checkouts:
         print(root.resolve().name)
         measured(root)
-        if not asked.lines_only:
+        if not args.lines_only:
             table.append({"checkout": root.resolve().name} | waited(root))
-    if asked.out:
+    if args.out:
         from record import machine, save  # PyTorch, of which runs measure the import
 
         load = os.getloadavg()[0]
-        save({"command": "python benchmarks/size.py", "machine": machine(), "load": load, "table": table}, asked.out)
+        save({"command": "python benchmarks/size.py", "machine": machine(), "load": load, "table": table}, args.out)
 
 
 if __name__ == "__main__":

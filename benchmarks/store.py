@@ -105,16 +105,16 @@ def measure(
     gauge = Gauge()
     result = run(experiment(work, clients, states, rounds), out, checkpoint_every=10, callbacks=[gauge])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3 * 1.024
-    began = time.perf_counter()
-    kept = result.snapshot.rows if work == "models" else result.snapshot.store
-    assert kept is not None
-    sizes = [_size(state) for _, state in kept]
-    spent = time.perf_counter() - began
-    found: dict[str, Any] = {
+    start = time.perf_counter()
+    states_kept = result.snapshot.rows if work == "models" else result.snapshot.store
+    assert states_kept is not None
+    sizes = [_size(state) for _, state in states_kept]
+    seconds = time.perf_counter() - start
+    cell: dict[str, Any] = {
         "rounds": rounds,
         "with_state": len(sizes),
         "states_mb": round(sum(sizes) / 1e6),
-        "ms_per_state": round(1e3 * spent / len(sizes), 1),
+        "ms_per_state": round(1e3 * seconds / len(sizes), 1),
         **{
             name: {str(number): gauge.memory[number][name] for number in SHOWN if number in gauge.memory}
             for name in MEMORY
@@ -124,10 +124,10 @@ def measure(
     }
     if out is not None:
         last = sorted((out / "checkpoint").iterdir())[-1]
-        found["checkpoint_mb"] = round(sum(file.stat().st_size for file in last.iterdir()) / 1e6, 1)
+        cell["checkpoint_mb"] = round(sum(file.stat().st_size for file in last.iterdir()) / 1e6, 1)
         folder = out / (ROWS if work == "models" else CLIENTS)
-        found["folder_mb"] = round(sum(file.stat().st_size for file in folder.iterdir()) / 1e6)
-    return found
+        cell["folder_mb"] = round(sum(file.stat().st_size for file in folder.iterdir()) / 1e6)
+    return cell
 
 
 def _size(state: dict[str, dict[str, torch.Tensor]]) -> int:
@@ -139,8 +139,8 @@ def apart(work: str, clients: int, states: str, rounds: int, room: Path | None) 
     with tempfile.TemporaryDirectory(dir=room) as folder:
         out = [str(Path(folder) / "run")] if states == "disk" else []
         command = [sys.executable, __file__, "--arm", work, str(clients), states, str(rounds), *out]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(done.stdout)
+        process = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(process.stdout)
 
 
 def main() -> None:
@@ -156,15 +156,15 @@ def main() -> None:
         work, clients, states, rounds, *out = args.arm
         print(json.dumps(measure(work, int(clients), states, int(rounds), Path(out[0]) if out else None)))
         return
-    found: dict[str, Any] = {"command": " ".join(["python", *sys.argv]), "machine": machine()}
+    results: dict[str, Any] = {"command": " ".join(["python", *sys.argv]), "machine": machine()}
     for work in args.work:
         several = WORK[work][-1]
         arms = [*(("disk", clients, args.rounds) for clients in several), ("memory", several[0], args.memory_rounds)]
         for states, clients, rounds in arms:
             name = f"{work}, {clients} clients, {states}"
-            found[name] = apart(work, clients, states, rounds, args.room)
-            print(name, json.dumps(found[name]), flush=True)
-            save(found, args.out)
+            results[name] = apart(work, clients, states, rounds, args.room)
+            print(name, json.dumps(results[name]), flush=True)
+            save(results, args.out)
 
 
 if __name__ == "__main__":

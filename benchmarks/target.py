@@ -121,16 +121,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS, help="local steps that are timed a turn")
     args = parser.parse_args()
     with reproducible():
-        found = compare(args.repeats, args.steps)
-    found |= {
+        results = compare(args.repeats, args.steps)
+    results |= {
         "command": f"python benchmarks/target.py --repeats {args.repeats} --steps {args.steps}",
         "repeats": args.repeats,
         "data": "fashion_mnist" if os.environ.get("FEDLOOM_DATA") else "random",
         "views": list(VIEWS),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, torch {torch.__version__}, one thread",
     }
-    print(json.dumps(found, indent=2))
-    save(found, args.out)
+    print(json.dumps(results, indent=2))
+    save(results, args.out)
 
 
 if __name__ == "__main__":

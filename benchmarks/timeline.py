@@ -32,8 +32,8 @@ def world(clients: int, size: int) -> World:
     fleet = devices.fleet(clients, SEED)
     usual = MEDIAN * devices.speed / fleet.speed
 
-    def seconds(chosen: np.ndarray, version: int) -> np.ndarray:
-        return usual[chosen] * devices.noise(chosen, version, SEED)
+    def seconds(clients: np.ndarray, version: int) -> np.ndarray:
+        return usual[clients] * devices.noise(clients, version, SEED)
 
     return World(clients, size, lambda t, count: draw_cohort(clients, count, SEED, t), seconds, SEED, lambda: usual)
 
@@ -61,15 +61,15 @@ def main() -> None:
     parser.add_argument("--cohort", type=int, default=1000)
     parser.add_argument("--hours", type=float, default=1.0)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/timeline.json"))
-    given = parser.parse_args()
-    tenth = max(given.cohort // 10, 1)
+    args = parser.parse_args()
+    tenth = max(args.cohort // 10, 1)
     table = []
     for schedule in (Rounds(), Deadline(60.0), OverSelect(0.3), Tiers(5), Buffered(tenth), Semi(10.0), Asynchronous()):
         with multiprocessing.get_context("fork").Pool(1) as pool:
-            table.append(pool.apply(measure, (schedule, given.clients, given.cohort, given.hours)))
+            table.append(pool.apply(measure, (schedule, args.clients, args.cohort, args.hours)))
         print(table[-1], flush=True)
-    about = {"clients": given.clients, "cohort": given.cohort, "hours": given.hours, "machine": machine()}
-    save({"command": "python benchmarks/timeline.py", **about, "table": table}, given.out)
+    about = {"clients": args.clients, "cohort": args.cohort, "hours": args.hours, "machine": machine()}
+    save({"command": "python benchmarks/timeline.py", **about, "table": table}, args.out)
 
 
 if __name__ == "__main__":

@@ -74,15 +74,15 @@ def walk(python: Path, lines: Sequence[str]) -> list[str]:
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "FEDLOOM"))}
         program = [str(python.with_name("fedloom"))]
         for line in lines:
-            found = subprocess.run(
+            process = subprocess.run(
                 [*program, *line.split()], cwd=folder, env=environment, capture_output=True, text=True
             )
-            if found.returncode:
-                failed.append(f"fedloom {line}: {found.stderr.strip()[-400:]}")
+            if process.returncode:
+                failed.append(f"fedloom {line}: {process.stderr.strip()[-400:]}")
         code = "import doctest, sys; sys.exit(doctest.testfile('page.md', False, optionflags=doctest.ELLIPSIS).failed)"
-        found = subprocess.run([str(python), "-c", code], cwd=folder, env=environment, capture_output=True, text=True)
-        if found.returncode:
-            failed.append(f"first_run.md: {(found.stdout + found.stderr).strip()[-800:]}")
+        process = subprocess.run([str(python), "-c", code], cwd=folder, env=environment, capture_output=True, text=True)
+        if process.returncode:
+            failed.append(f"first_run.md: {(process.stdout + process.stderr).strip()[-800:]}")
         left = [path.name for path in Path(folder, "first").rglob("*")]
         if missing := {"report.html", "metrics.jsonl", "config.yaml", "citations.bib", "model.safetensors"} - {*left}:
             failed.append(f"files of a run: {', '.join(sorted(missing))} missing")
@@ -108,30 +108,32 @@ def sizes(python: Path) -> dict[str, int]:
     """Megabytes of an environment: PyTorch with its GPU libraries, and all else."""
     code = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
     place = Path(subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=True).stdout.strip())
-    found = {"torch": 0, "others": 0}
+    bytes_by_owner = {"torch": 0, "others": 0}
     for folder in place.iterdir():
         name = "torch" if folder.name.startswith(("torch", "nvidia", "triton", "cuda")) else "others"
         files = folder.rglob("*") if folder.is_dir() else [folder]
-        found[name] += sum(file.stat().st_size for file in files if file.is_file())
-    return {name: round(size / 1e6) for name, size in found.items()}
+        bytes_by_owner[name] += sum(file.stat().st_size for file in files if file.is_file())
+    return {name: round(size / 1e6) for name, size in bytes_by_owner.items()}
 
 
 def try_environment(name: str, wheel: Path, folder: Path, python: str, files: Sequence[str]) -> dict[str, object]:
     """Make an environment, install the wheel into it, and try it."""
-    uv, place, wanted = shutil.which("uv") or "uv", folder / name, ENVIRONMENTS[name]
-    subprocess.run([uv, "venv", "--quiet", "--clear", "--python", python or wanted.python, str(place)], check=True)
+    uv, place, requirements = shutil.which("uv") or "uv", folder / name, ENVIRONMENTS[name]
+    subprocess.run(
+        [uv, "venv", "--quiet", "--clear", "--python", python or requirements.python, str(place)], check=True
+    )
     program, begin = place / "bin" / "python", time.monotonic()
-    install = [uv, "pip", "install", "--quiet", "--python", str(program), "--resolution", wanted.resolution]
+    install = [uv, "pip", "install", "--quiet", "--python", str(program), "--resolution", requirements.resolution]
     own = [str(wheel), "--requirements", str(ROOT / "pyproject.toml")]  # so that these are direct dependencies
-    subprocess.run([*install, *wanted.packages, *own], check=True)
+    subprocess.run([*install, *requirements.packages, *own], check=True)
     row: dict[str, object] = {"name": name, "seconds": round(time.monotonic() - begin), "megabytes": sizes(program)}
     row["walk"] = walk(program, COMMANDS)
-    subprocess.run([*install, *wanted.packages, *own, "--extra", "dev"], check=True)
+    subprocess.run([*install, *requirements.packages, *own, "--extra", "dev"], check=True)
     versions = "import importlib.metadata as m, json, platform, sys; print(json.dumps({'python': " \
         "platform.python_version(), **{n: m.version(n) for n in sys.argv[1:]}}))"  # fmt: skip
     names = ("torch", "numpy", "scipy", "pandas", "pyarrow", "rich", "matplotlib")
-    found = subprocess.run([str(program), "-c", versions, *names], capture_output=True, text=True, check=True)
-    return {**row, "versions": json.loads(found.stdout), "tests": tests(program, files, folder / f"{name}.log")}
+    process = subprocess.run([str(program), "-c", versions, *names], capture_output=True, text=True, check=True)
+    return {**row, "versions": json.loads(process.stdout), "tests": tests(program, files, folder / f"{name}.log")}
 
 
 def try_wheel(wheel: Path) -> list[str]:
@@ -167,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(["uv", "build", "--quiet", "--wheel", "--out-dir", folder, str(ROOT)], check=True)
         (wheel,) = Path(folder).glob("*.whl")
-        pythons, rows = dict(one.split("=", 1) for one in args.python), []
+        pythons, rows = dict(pair.split("=", 1) for pair in args.python), []
         for name in args.names or ENVIRONMENTS:
             row = try_environment(name, wheel, args.folder, pythons.get(name, ""), args.tests)
             rows.append(row)

@@ -51,8 +51,8 @@ def measure(clients: int, samples: int, batch: int, epochs: int, momentum: float
             times[form].append(time.perf_counter() - start)
     seconds = {form: round(statistics.median(each[1:]), 6) for form, each in times.items()}
     window = best_window(net.program, schedule, x, rule)
-    chosen = next(form for form, n in reversed(usable.items()) if n == window)
-    return {"seconds": seconds, "chosen": chosen, "loss": round(seconds[chosen] / min(seconds.values()), 3)}
+    best_form = next(form for form, n in reversed(usable.items()) if n == window)
+    return {"seconds": seconds, "chosen": best_form, "loss": round(seconds[best_form] / min(seconds.values()), 3)}
 
 
 def main() -> None:
@@ -61,8 +61,8 @@ def main() -> None:
     with reproducible():
         for case in itertools.product(CLIENTS, SAMPLES, BATCHES, EPOCHS, MOMENTA):
             if case[2] <= case[1]:
-                named = dict(zip(("clients", "samples", "batch", "epochs", "momentum"), case, strict=True))
-                cases.append(named | measure(*case, args.repeats))
+                settings = dict(zip(("clients", "samples", "batch", "epochs", "momentum"), case, strict=True))
+                cases.append(settings | measure(*case, args.repeats))
                 print(*(f"{name} {value}" for name, value in cases[-1].items()), flush=True)
     losses = sorted(case["loss"] for case in cases)
     summary = {"median": statistics.median(losses), "ninth decile": losses[9 * len(losses) // 10], "worst": losses[-1]}

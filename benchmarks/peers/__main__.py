@@ -123,8 +123,8 @@ class Contestant:
         path = self.folder / f"{self.name}.npz"
         self._ask(f"end {path}")
         self.close()
-        with np.load(path) as held:
-            return [held[key] for key in held.files]
+        with np.load(path) as arrays:
+            return [arrays[key] for key in arrays.files]
 
     def close(self) -> None:
         """End the process, if it has not ended."""
@@ -150,8 +150,8 @@ class Contestant:
             answer = ""
         if not answer:
             log = self.log.read_text()
-            told = re.findall(r"^[\w.]*(?:Error|Exception)\b.*", log, re.MULTILINE) or log.strip().splitlines()
-            raise RuntimeError(told[-1] if told else "it ended without a word")
+            errors = re.findall(r"^[\w.]*(?:Error|Exception)\b.*", log, re.MULTILINE) or log.strip().splitlines()
+            raise RuntimeError(errors[-1] if errors else "it ended without a word")
         return answer
 
 
@@ -172,9 +172,9 @@ def timed(
         patience = min(LONGEST, max(SHORTEST, until - time.monotonic()))
         running = {peer: Contestant(peer, python, folder, device, patience) for peer, python in pythons.items()}
         try:
-            for done in range(rounds):
-                if done >= FEWEST and time.monotonic() > until:
-                    rounds = done
+            for finished in range(rounds):
+                if finished >= FEWEST and time.monotonic() > until:
+                    rounds = finished
                     break
                 for peer in [peer for peer in running if peer not in failed]:
                     try:
@@ -187,17 +187,17 @@ def timed(
         finally:
             for contestant in running.values():
                 contestant.close()
-    found: dict[str, Any] = {"failed": failed, "rounds": rounds, "limit": limit(work) if device == "cpu" else None}
+    cell: dict[str, Any] = {"failed": failed, "rounds": rounds, "limit": limit(work) if device == "cpu" else None}
     for peer in [peer for peer in pythons if peer not in failed]:
         turns = [b / s for b, s in zip(seconds["bare"][1:], seconds[peer][1:], strict=True)]
         low, middle, high = statistics.quantiles(turns, n=4)
-        found[peer] = {
+        cell[peer] = {
             "seconds": round(statistics.median(seconds[peer][1:]), 4),
             "all_rounds": round(statistics.fmean(seconds[peer][1:]) * rounds, 2),
             "times_bare": round(middle, 3),
             "quartiles": [round(low, 3), round(high, 3)],
         } | ({"accuracy": round(accuracies[peer], 4)} if peer in accuracies else {})
-    return found
+    return cell
 
 
 def remembered(name: str, pythons: dict[str, Path], rounds: int) -> dict[str, Any]:
@@ -208,12 +208,12 @@ def remembered(name: str, pythons: dict[str, Path], rounds: int) -> dict[str, An
         torch_alone.stdout.readline()
         floor = memory(torch_alone.pid)
         torch_alone.communicate("\n")
-    found: dict[str, Any] = {"torch_alone_mb": round(floor), "failed": {}}
+    cell: dict[str, Any] = {"torch_alone_mb": round(floor), "failed": {}}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         write(folder, name, rounds)
         work = read(folder)
-        found["samples_mb"] = round((work.x.nbytes + work.y.nbytes + work.x_test.nbytes + work.y_test.nbytes) / 1e6)
+        cell["samples_mb"] = round((work.x.nbytes + work.y.nbytes + work.x_test.nbytes + work.y_test.nbytes) / 1e6)
         for peer, python in pythons.items():
             contestant, peak, over = Contestant(peer, python, folder), [0.0], Event()
 
@@ -226,14 +226,14 @@ def remembered(name: str, pythons: dict[str, Path], rounds: int) -> dict[str, An
             try:
                 for _ in range(rounds):
                     contestant.round()
-                found[peer] = {"memory_mb": round(peak[0] - floor)}
+                cell[peer] = {"memory_mb": round(peak[0] - floor)}
             except RuntimeError as error:
-                found["failed"][peer] = str(error)
+                cell["failed"][peer] = str(error)
             finally:
                 over.set()
                 looking.join()
                 contestant.close()
-    return found
+    return cell
 
 
 def accuracy(work: Workload, weights: list[np.ndarray]) -> float:
@@ -278,9 +278,9 @@ def checked(name: str, pythons: dict[str, Path]) -> dict[str, Any]:
     }
 
 
-def distance(one: list[np.ndarray], other: list[np.ndarray]) -> float:
+def distance(first: list[np.ndarray], second: list[np.ndarray]) -> float:
     """The Euclidean distance of two models."""
-    return float(np.sqrt(sum(np.square(a.astype(np.float64) - b).sum() for a, b in zip(one, other, strict=True))))
+    return float(np.sqrt(sum(np.square(a.astype(np.float64) - b).sum() for a, b in zip(first, second, strict=True))))
 
 
 def table(results: dict[str, Any]) -> str:

@@ -24,12 +24,12 @@ PEERS: dict[str, list[str]] = {
 def prepare(peer: str, folder: Path) -> tuple[Path | None, str]:
     """The interpreter of a framework's environment, created if it is missing; or None, and the reason."""
     place = folder / peer
-    python, done = place / "bin" / "python", place / "installed"
+    python, marker = place / "bin" / "python", place / "installed"
     if peer == "blazefl" and sys.version_info < (3, 14):
         return None, f"blazefl 3 asks for Python 3.14, and this is {sys.version_info.major}.{sys.version_info.minor}"
     if peer == "blazefl":
         return None, "there is no script for it yet that was tried"
-    if done.exists():
+    if marker.exists():
         return python, ""
     place.mkdir(parents=True, exist_ok=True)
     uv = shutil.which("uv")
@@ -44,13 +44,13 @@ def prepare(peer: str, folder: Path) -> tuple[Path | None, str]:
     except subprocess.CalledProcessError as error:
         lines = re.findall(r"^ERROR: (.*)$", error.stderr, re.MULTILINE) or error.stderr.strip().splitlines()
         return None, f"it does not install: {lines[-1] if lines else 'no reason was given'}"
-    done.touch()
+    marker.touch()
     return python, ""
 
 
 def versions(peer: str, python: Path) -> dict[str, str]:
     """The installed versions of the requested packages."""
-    names = [re.split(r"[\[=<]", wanted)[0] for wanted in PEERS[peer]]
+    names = [re.split(r"[\[=<]", requirement)[0] for requirement in PEERS[peer]]
     code = "import sys, importlib.metadata as m; print(*(m.version(n) for n in sys.argv[1:]))"
-    done = subprocess.run([python, "-c", code, *names], check=True, capture_output=True, text=True)
-    return dict(zip(names, done.stdout.split(), strict=True))
+    process = subprocess.run([python, "-c", code, *names], check=True, capture_output=True, text=True)
+    return dict(zip(names, process.stdout.split(), strict=True))

@@ -37,7 +37,7 @@ def bare(work: Workload, dtype: torch.dtype, rounds: int, cohort: int) -> list[T
     """The bare loop's model after every round, as vectors [P] in the order of the module."""
     model = work.module().to(dtype)
     parameters, x, y = list(model.parameters()), torch.from_numpy(work.x).to(dtype), torch.from_numpy(work.y)
-    theta, found = torch.nn.utils.parameters_to_vector(parameters).detach().clone(), []
+    theta, models = torch.nn.utils.parameters_to_vector(parameters).detach().clone(), []
     for round in range(rounds):
         total = torch.zeros_like(theta)
         for order in torch.from_numpy(work.order[round, :cohort]):
@@ -49,8 +49,8 @@ def bare(work: Workload, dtype: torch.dtype, rounds: int, cohort: int) -> list[T
                 optimizer.step()
             total += torch.nn.utils.parameters_to_vector(parameters).detach() / cohort
         theta = total
-        found.append(theta)
-    return found
+        models.append(theta)
+    return models
 
 
 def loom(work: Workload, dtype: torch.dtype, rounds: int, cohort: int) -> list[Tensor]:
@@ -60,18 +60,18 @@ def loom(work: Workload, dtype: torch.dtype, rounds: int, cohort: int) -> list[T
     local = Local(epochs=work.epochs, batch_size=work.batch, lr=work.lr)
     plan = ClientPlan.of(model, methods.fedavg(), Split(arrays, Index.of(list(work.rows))), local)
     engine = engines.make("serial")(replace(plan, rounds=rounds, cohort=cohort), computes.make("auto"))
-    server, found = Server.initial(plan, plan.theta0, plan.buffers0), []
+    server, models = Server.initial(plan, plan.theta0, plan.buffers0), []
     for round in range(rounds):
         server, _ = federated_round(plan, engine, server, StateStore(), work.cohorts[round, :cohort])
         plan.layout.write(model, server.theta, server.buffers)
-        found.append(torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone())
-    return found
+        models.append(torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone())
+    return models
 
 
 def drift(name: str, rounds: int, cohort: int) -> dict[str, dict[str, list[float]]]:
     """The differences after 1, 2 and 5 steps of a first round, and after each of several rounds of 5 steps."""
     precisions = (torch.float32, torch.float64)
-    found = {str(dtype): {"after steps 1, 2, 5": [], "after rounds of 5 steps": []} for dtype in precisions}
+    differences = {str(dtype): {"after steps 1, 2, 5": [], "after rounds of 5 steps": []} for dtype in precisions}
     for steps, turns, kind in ((1, 1, 0), (2, 1, 0), (5, rounds, 1)):
         with tempfile.TemporaryDirectory() as folder:
             write(Path(folder), name, turns, steps)
@@ -79,11 +79,11 @@ def drift(name: str, rounds: int, cohort: int) -> dict[str, dict[str, list[float
         for dtype in precisions:
             start = torch.nn.utils.parameters_to_vector(work.module().parameters()).detach().to(dtype)
             pairs = zip(*(run(work, dtype, turns, cohort) for run in (bare, loom)), strict=True)
-            made = [float(f"{float((a - b).norm() / (a - start).norm()):.2g}") for a, b in pairs]
-            after_steps, after_rounds = found[str(dtype)].values()
-            after_steps.append(made[0])
-            after_rounds += made * kind
-    return found
+            relative = [float(f"{float((a - b).norm() / (a - start).norm()):.2g}") for a, b in pairs]
+            after_steps, after_rounds = differences[str(dtype)].values()
+            after_steps.append(relative[0])
+            after_rounds += relative * kind
+    return differences
 
 
 def main() -> None:
@@ -94,13 +94,13 @@ def main() -> None:
     parser.add_argument("--cohort", type=int, default=2)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    found: dict[str, Any] = {"command": "python benchmarks/peers/rounding.py", "torch": torch.__version__}
+    results: dict[str, Any] = {"command": "python benchmarks/peers/rounding.py", "torch": torch.__version__}
     with reproducible():
         for name in args.only:
-            found[name] = drift(name, args.rounds, args.cohort)
-            print(name, json.dumps(found[name], indent=1), flush=True)
+            results[name] = drift(name, args.rounds, args.cohort)
+            print(name, json.dumps(results[name], indent=1), flush=True)
     if args.out:
-        args.out.write_text(json.dumps(found, indent=1) + "\n")
+        args.out.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -30,18 +30,18 @@ def train(message: Message, context: Context) -> Message:
     """Train the client that the message names; its worker reads the data once."""
     import workload
 
-    held = workload.__dict__.setdefault("held", {})
-    if not held:
+    cache = workload.__dict__.setdefault("held", {})
+    if not cache:
         torch.set_num_threads(1)
-        held["work"] = work = workload.read(str(message.content["config"]["folder"]))
-        held |= {"x": torch.from_numpy(work.x), "y": torch.from_numpy(work.y), "model": work.module()}
-    config, model = message.content["config"], held["model"]
+        cache["work"] = work = workload.read(str(message.content["config"]["folder"]))
+        cache |= {"x": torch.from_numpy(work.x), "y": torch.from_numpy(work.y), "model": work.module()}
+    config, model = message.content["config"], cache["model"]
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
-    optimizer = torch.optim.SGD(model.parameters(), lr=held["work"].lr)
-    order = torch.from_numpy(held["work"].order[config["round"], config["member"]])
-    for at in order.split(held["work"].batch):
+    optimizer = torch.optim.SGD(model.parameters(), lr=cache["work"].lr)
+    order = torch.from_numpy(cache["work"].order[config["round"], config["member"]])
+    for at in order.split(cache["work"].batch):
         optimizer.zero_grad()
-        F.cross_entropy(model(held["x"][at]), held["y"][at]).backward()
+        F.cross_entropy(model(cache["x"][at]), cache["y"][at]).backward()
         optimizer.step()
     content = {"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord({"num-examples": len(order)})}
     return Message(content=RecordDict(content), reply_to=message)
@@ -65,15 +65,15 @@ class TakeTurns(FedAvg):
         if not self.turns.wait():
             raise Stopped
         for member in range(self.cohort):
-            told = ConfigRecord({"folder": FOLDER, "round": server_round - 1, "member": member})
-            content = RecordDict({"arrays": arrays, "config": told})
+            record = ConfigRecord({"folder": FOLDER, "round": server_round - 1, "member": member})
+            content = RecordDict({"arrays": arrays, "config": record})
             yield Message(content=content, message_type=MessageType.TRAIN, dst_node_id=nodes[member])
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
-        found = super().aggregate_train(server_round, replies)
-        self.last = found[0]
+        result = super().aggregate_train(server_round, replies)
+        self.last = result[0]
         self.turns.done()
-        return found
+        return result
 
 
 @server.main()

@@ -108,14 +108,14 @@ class Workload:
         """A PyTorch module with these weights, or as the first model."""
         import torch
 
-        made = network(self.settings["model"], self.x.shape[1:], self.settings["classes"])
-        for layer in made.modules() if not self.settings["dropout"] else ():
+        model = network(self.settings["model"], self.x.shape[1:], self.settings["classes"])
+        for layer in model.modules() if not self.settings["dropout"] else ():
             if isinstance(layer, torch.nn.Dropout):
                 layer.p = 0.0
         with torch.no_grad():
-            for parameter, value in zip(made.parameters(), weights or self.model, strict=True):
+            for parameter, value in zip(model.parameters(), weights or self.model, strict=True):
                 parameter.copy_(torch.from_numpy(value))
-        return made
+        return model
 
 
 def network(name: str, inputs: tuple[int, ...], classes: int) -> Any:
@@ -176,55 +176,55 @@ def write(folder: Path, name: str, rounds: int, steps: int | None = None, real: 
 
     from fedloom.core.local import Local, draw_cohort
 
-    wanted = DEFAULTS | SETTINGS[name] | ({} if steps is None else {"dropout": False})
-    arrays = published(wanted) if wanted["data"] and real else noise(wanted)
-    rows = arrays.pop("rows")[:, : None if steps is None else steps * wanted["batch"]]
-    local = Local(epochs=wanted["epochs"], batch_size=wanted["batch"])
-    cohorts = np.stack([draw_cohort(len(rows), wanted["cohort"], 0, r) for r in range(rounds)])
+    settings = DEFAULTS | SETTINGS[name] | ({} if steps is None else {"dropout": False})
+    arrays = published(settings) if settings["data"] and real else noise(settings)
+    rows = arrays.pop("rows")[:, : None if steps is None else steps * settings["batch"]]
+    local = Local(epochs=settings["epochs"], batch_size=settings["batch"])
+    cohorts = np.stack([draw_cohort(len(rows), settings["cohort"], 0, r) for r in range(rounds)])
     order = np.stack([
         np.stack([np.concatenate(local.batches(rows[c], 0, r, int(c))) for c in cohort])
         for r, cohort in enumerate(cohorts)
     ])  # fmt: skip
     torch.manual_seed(0)
-    first = network(wanted["model"], arrays["x"].shape[1:], wanted["classes"])
+    first = network(settings["model"], arrays["x"].shape[1:], settings["classes"])
     np.savez(folder / "model.npz", *[parameter.detach().numpy() for parameter in first.parameters()])
-    (folder / "settings.json").write_text(json.dumps(wanted))
+    (folder / "settings.json").write_text(json.dumps(settings))
     for file, array in (arrays | {"rows": rows, "cohorts": cohorts, "order": order}).items():
         np.save(folder / f"{file}.npy", array)
 
 
-def noise(wanted: dict[str, Any]) -> dict[str, np.ndarray]:
+def noise(settings: dict[str, Any]) -> dict[str, np.ndarray]:
     """Random samples and labels, which nobody can learn, of ten classes or 80 characters; notes their number."""
     draw = np.random.default_rng(0)
-    clients, samples, text = wanted["clients"] or 715, wanted["samples"], len(wanted["shape"]) == 1
-    shape = clients * samples, *wanted["shape"]
+    clients, samples, text = settings["clients"] or 715, settings["samples"], len(settings["shape"]) == 1
+    shape = clients * samples, *settings["shape"]
     x = draw.integers(0, 80, shape) if text else draw.standard_normal(shape, dtype=np.float32)
-    wanted["classes"] = 80 if text else 10
-    y = draw.integers(0, wanted["classes"], clients * samples)
+    settings["classes"] = 80 if text else 10
+    y = draw.integers(0, settings["classes"], clients * samples)
     rows = draw.permutation(clients * samples).reshape(clients, samples)
     return {"x": x, "y": y, "x_test": x[:0], "y_test": y[:0], "rows": rows}
 
 
-def published(wanted: dict[str, Any]) -> dict[str, np.ndarray]:
+def published(settings: dict[str, Any]) -> dict[str, np.ndarray]:
     """Real data, read by FedLoom and distributed over clients; each has its first ``samples``. Notes their classes."""
     from fedloom.data import federate, sources
 
-    source = sources.make(wanted["data"], **wanted["source"])
-    held_out = "natural" if wanted["partition"] == "natural" else 0.0
-    federation = federate(source, wanted["partition"], wanted["clients"], held_out=held_out)
+    source = sources.make(settings["data"], **settings["source"])
+    held_out = "natural" if settings["partition"] == "natural" else 0.0
+    federation = federate(source, settings["partition"], settings["clients"], held_out=held_out)
     train, test = federation.train, federation.test
     assert test is not None
-    wanted["classes"] = train.arrays.classes
-    rows = np.stack([train.index[k][: wanted["samples"]] for k in range(len(train.index))])
-    named = {"x": train.arrays.x, "y": train.arrays.y, "x_test": test.x, "y_test": test.y}
-    return {"rows": rows, **{name: np.asarray(tensor) for name, tensor in named.items()}}
+    settings["classes"] = train.arrays.classes
+    rows = np.stack([train.index[k][: settings["samples"]] for k in range(len(train.index))])
+    arrays = {"x": train.arrays.x, "y": train.arrays.y, "x_test": test.x, "y_test": test.y}
+    return {"rows": rows, **{name: np.asarray(tensor) for name, tensor in arrays.items()}}
 
 
 def read(folder: Path | str) -> Workload:
     """The setting that lies in a folder."""
     folder = Path(folder)
-    with np.load(folder / "model.npz") as held:
-        model = [held[key] for key in held.files]
+    with np.load(folder / "model.npz") as file:
+        model = [file[key] for key in file.files]
     names = ("x", "y", "x_test", "y_test", "rows", "cohorts", "order")
     arrays = {name: np.load(folder / f"{name}.npy") for name in names}
     return Workload(json.loads((folder / "settings.json").read_text()), model=model, **arrays)
