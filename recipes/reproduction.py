@@ -145,10 +145,10 @@ def day(results: Mapping[str, Any]) -> str:
 
 def line(claim: Claim, outcome: Evidence) -> list[str]:
     """The row of a claim."""
-    ours = f"{outcome.ours} : {outcome.other}" + (f" ({outcome.against})" if isinstance(claim.other, tuple) else "")
+    figures = f"{outcome.ours} : {outcome.other}" + (f" ({outcome.against})" if isinstance(claim.other, tuple) else "")
     verdict = str(outcome.verdict) if outcome.verdict.open else f"**{outcome.verdict}**"
     gain = difference(outcome.gain, claim.digits)
-    return [claim.table, claim.says, claim.published, ours, gain, f"{outcome.gain['seeds']:.0f}", outcome.left_out,
+    return [claim.table, claim.says, claim.published, figures, gain, f"{outcome.gain['seeds']:.0f}", outcome.left_out,
             outcome.cost, verdict, outcome.reason]  # fmt: skip
 
 

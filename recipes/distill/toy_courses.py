@@ -35,7 +35,7 @@ class Toy:
         start: parameters [S, P] drawn by a generator.
         keep: projects parameters [P] onto the admissible set after a step.
         teacher_logits: [N, C] on the training samples.
-        seen: the teacher's features of them [N, F], from which the guide chooses.
+        teacher_features: [N, F] on the training samples, from which the guide chooses.
         test_teacher: the teacher's accuracy on the test samples.
         minima: names of the minima, the global one last.
         which: number of the minimum at which parameters [S, P] are, [S]; one more than the last if at none.
@@ -48,7 +48,7 @@ class Toy:
     start: Callable[[np.random.Generator, int], Tensor]
     keep: Callable[[Tensor], Tensor]
     teacher_logits: Tensor
-    seen: Tensor
+    teacher_features: Tensor
     test_teacher: float
     minima: tuple[str, ...]
     which: Callable[[Tensor], Tensor]
@@ -89,10 +89,10 @@ def lagrangian(
         delta: δ ≥ 0.
         multiplier: λ ≥ 0.
 
-    >>> said, y, g = torch.zeros(1, 2), torch.tensor([0]), torch.zeros(1)
-    >>> lagrangian(said, said, y, g, alpha=0.5, tau=1.0, tau_s=1.0, top_k=1)  # log 2 of either
+    >>> logits, y, g = torch.zeros(1, 2), torch.tensor([0]), torch.zeros(1)
+    >>> lagrangian(logits, logits, y, g, alpha=0.5, tau=1.0, tau_s=1.0, top_k=1)  # log 2 of either
     tensor(0.6931)
-    >>> lagrangian(said, said, y, g + 0.5, alpha=0.0, tau=1.0, tau_s=1.0, top_k=1, multiplier=2.0)  # half; 2·½ log 2
+    >>> lagrangian(logits, logits, y, g + 0.5, alpha=0.0, tau=1.0, tau_s=1.0, top_k=1, multiplier=2.0)  # 2·½ log 2
     tensor(1.0397)
     """
     parts = []  # what weighs nothing is not computed
@@ -189,12 +189,12 @@ def train(toy: Toy, course: Course, starts: int = 100, seed: int = 0) -> ToyRuns
 
     >>> from toy_problems import intervals
     >>> toy = intervals(samples=60)
-    >>> found = train(toy, Course(rounds=2), starts=3)
-    >>> tuple(found.parameters.shape), tuple(found.path.shape)
+    >>> runs = train(toy, Course(rounds=2), starts=3)
+    >>> tuple(runs.parameters.shape), tuple(runs.path.shape)
     ((3, 2), (3, 3, 2))
     """
     p = toy.start(rng.stream(seed, f"start {toy.name}"), starts).to(toy.train.x)
-    z = torch.cat([toy.seen, torch.ones(len(toy.seen), 1)], 1)  # [N, F + 1]
+    z = torch.cat([toy.teacher_features, torch.ones(len(toy.teacher_features), 1)], 1)  # [N, F + 1]
     q = torch.from_numpy(rng.stream(seed, f"guide {toy.name}").normal(size=(starts, z.shape[1]))).to(z) / 2
 
     def help(q: Tensor) -> Tensor:
@@ -235,8 +235,8 @@ def counts(toy: Toy, parameters: Tensor) -> dict[str, int]:
     >>> counts(toy, torch.tensor([[2.0, 3.0], [5.1, 7.0], [8.0, 8.5]]))
     {'A': 1, 'B': 0, 'C': 1, 'none': 1}
     """
-    found = torch.bincount(toy.which(parameters), minlength=len(toy.minima) + 1).tolist()
-    return dict(zip((*toy.minima, "none"), found, strict=True))
+    numbers = torch.bincount(toy.which(parameters), minlength=len(toy.minima) + 1).tolist()
+    return dict(zip((*toy.minima, "none"), numbers, strict=True))
 
 
 ALPHAS, TEMPERATURES = (0.0, 0.1, 0.5, 0.9), (1.0, 2.0, 4.0)  # what the thesis scans for KD and DiSK, but α = 1
@@ -259,16 +259,16 @@ def scan(count: int) -> list[Course]:
     (20, True)
     """
     grid = [dict(zip(GRID, values, strict=True)) for values in product(*GRID.values())]
-    grid = [one for one in grid if one["lam_min"] <= one["lam_max"]]
-    drawn = rng.stream(0, "scan").choice(len(grid), count, replace=False)
-    return [Course(guide=True, **grid[number]) for number in drawn]  # type: ignore[arg-type]
+    grid = [point for point in grid if point["lam_min"] <= point["lam_max"]]
+    numbers = rng.stream(0, "scan").choice(len(grid), count, replace=False)
+    return [Course(guide=True, **grid[number]) for number in numbers]  # type: ignore[arg-type]
 
 
-def candidates(drawn: int) -> dict[str, list[Course]]:
+def candidates(count: int) -> dict[str, list[Course]]:
     """The candidate courses of each method: α and τ from the scanned ranges, otherwise the text's defaults.
 
     The text's default K 2 helps both classes of the line alike; ``DiSK, K 1`` is the other value that it scans there,
-    and ``DiSK, whole grid`` has so many courses ``drawn`` from everything that it scans. ``DiSK, strong guide`` is far
+    and ``DiSK, whole grid`` has ``count`` courses drawn from everything that it scans. ``DiSK, strong guide`` is far
     from them: λ 3 throughout, and the guide's rate 3.
     """
     plain = [Course(alpha=alpha, tau=tau) for alpha, tau in product(ALPHAS, TEMPERATURES)]
@@ -276,7 +276,7 @@ def candidates(drawn: int) -> dict[str, list[Course]]:
     single = [replace(course, top_k=1) for course in guided]
     return {
         "cross entropy": [Course()], "KD": plain, "DiSK": guided, "DiSK, K 1": single,
-        "DiSK, whole grid": scan(drawn), "DiSK, strong guide": [STRONG],
+        "DiSK, whole grid": scan(count), "DiSK, strong guide": [STRONG],
     }  # fmt: skip
 
 

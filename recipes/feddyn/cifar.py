@@ -78,8 +78,8 @@ def study(name: str) -> Study:
         command=f"python recipes/feddyn/cifar.py --settings {name}",
         targets=(*targets, *EASIER[data]),
         cases={
-            method: Case(made, {"epochs": 5}, limit, (*paper, *("-" for _ in EASIER[data])))
-            for (method, made), paper in zip(METHODS.items(), published, strict=True)
+            method: Case(composition, {"epochs": 5}, limit, (*paper, *("-" for _ in EASIER[data])))
+            for (method, composition), paper in zip(METHODS.items(), published, strict=True)
         },
         model="feddyn_cnn",
         parameters=797962 if data == "cifar10" else 815332,
@@ -96,12 +96,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing, setting by setting and seed by seed."""
     options = parser(__doc__, list(METHODS))
     options.add_argument("--settings", nargs="+", choices=PUBLISHED, default=list(PUBLISHED))
-    given = options.parse_args(arguments)
+    args = options.parse_args(arguments)
     wrong = 0
-    for name in given.settings:
-        if given.table and not (given.out / f"{name}.json").exists():
+    for name in args.settings:
+        if args.table and not (args.out / f"{name}.json").exists():
             continue
-        wrong = max(wrong, study(name).run(given))
+        wrong = max(wrong, study(name).run(args))
     return wrong
 
 

@@ -98,12 +98,12 @@ class Study:
 
     def collect(self, runs: Path, stored: dict[str, Any]) -> dict[str, Any]:
         """Merge the contents of run directories, finished or not, into the stored results."""
-        found = dict(stored.get("runs", {}))
+        results = dict(stored.get("runs", {}))
         for config in sorted(runs.glob("*/*/config.yaml")):
             name, seed = config.parts[-3:-1]
             history = RunDirectory(config.parent).metrics()
-            found.setdefault(name, {})[seed] = common.compact(history, self.parameters, "accuracy")
-        return {"command": self.command, "machine": "", **stored, "runs": found}
+            results.setdefault(name, {})[seed] = common.compact(history, self.parameters, "accuracy")
+        return {"command": self.command, "machine": "", **stored, "runs": results}
 
     def tables(self, results: dict[str, Any]) -> str:
         """The results beside the published ones."""
@@ -120,16 +120,16 @@ class Study:
             for number, target in enumerate(self.targets):
                 for name, case in self.cases.items():
                     runs = results["runs"].get(name, {}).values()
-                    sent = [(common.transmissions_to(r, model, target, "max"), r["rounds"] * r["cost"]) for r in runs]
+                    costs = [(common.transmissions_to(r, model, target, "max"), r["rounds"] * r["cost"]) for r in runs]
                     best = [max(v for v in r[model] if v is not None) for r in runs if r["rounds"]]
                     reach = (
                         " to ".join(dict.fromkeys(f"{100 * end(best):.2f}" for end in (min, max))) + " %"
                         if best
                         else "-"
                     )
-                    ours = ", ".join(common.format_transmissions(*one) for one in sent) or "-"
-                    middle = common.cell(*zip(*sent, strict=True)).partition(" ")[0] if sent else "-"
-                    rows.append([f"{100 * target:.1f} %", name, middle, ours, case.published[number], reach])
+                    per_seed = ", ".join(common.format_transmissions(*pair) for pair in costs) or "-"
+                    middle = common.cell(*zip(*costs, strict=True)).partition(" ")[0] if costs else "-"
+                    rows.append([f"{100 * target:.1f} %", name, middle, per_seed, case.published[number], reach])
             header = ["target", "method", "median", "transmitted, per seed", "paper (average model)", "best in the run"]
             text += ["", f"## {words[0].upper()}{words[1:]}", "", reporting.table(header, rows)]
         text += ["", "## Runs", ""]
@@ -180,20 +180,22 @@ class Study:
         facts = {"command": command, "machine": reporting.machine(), "target": args.target or self.targets[0]}
         for seed, name in product(() if args.table else args.seeds, args.only):
             where = runs / name / f"seed{seed}"
-            chosen = self.experiment(name, seed, args.rounds, args.engine, args.target, args.precision)
-            run(chosen, where, resume=where.exists(), checkpoint_every=25)
+            conditions = self.experiment(name, seed, args.rounds, args.engine, args.target, args.precision)
+            run(conditions, where, resume=where.exists(), checkpoint_every=25)
             self.report(runs, args.out, facts)
         results = self.report(runs, args.out, {})
         self.picture(results, args.out / f"{self.name}.png")
         return reporting.exit_code(results)
 
 
-def parser(told: str | None, names: Sequence[str]) -> argparse.ArgumentParser:
+def parser(description: str | None, names: Sequence[str]) -> argparse.ArgumentParser:
     """The options of all studies."""
-    made = reporting.options(told, common.RESULTS, (0, 1, 2), "runs/feddyn")
-    made.add_argument("--only", nargs="+", choices=names, default=list(names))
-    made.add_argument("--rounds", type=int, help="instead of each method's own limit")
-    made.add_argument("--target", type=float, help="where a run may stop, instead of the higher target")
-    made.add_argument("--precision", choices=("full", "bf16"), default="full", help="of products while training")
-    made.add_argument("--engine", default="auto", help="auto, serial or processes")
-    return made
+    argument_parser = reporting.options(description, common.RESULTS, (0, 1, 2), "runs/feddyn")
+    argument_parser.add_argument("--only", nargs="+", choices=names, default=list(names))
+    argument_parser.add_argument("--rounds", type=int, help="instead of each method's own limit")
+    argument_parser.add_argument("--target", type=float, help="where a run may stop, instead of the higher target")
+    argument_parser.add_argument(
+        "--precision", choices=("full", "bf16"), default="full", help="of products while training"
+    )
+    argument_parser.add_argument("--engine", default="auto", help="auto, serial or processes")
+    return argument_parser

@@ -129,20 +129,20 @@ def optimum(federation: Federation) -> float:
         return value.item(), theta.grad.numpy()  # type: ignore[union-attr]
 
     start = np.zeros(arrays.classes * x.shape[1])
-    solved = minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": 5000, "maxfun": 10000})
-    return float(loss(torch.from_numpy(solved.x)))
+    solution = minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": 5000, "maxfun": 10000})
+    return float(loss(torch.from_numpy(solution.x)))
 
 
 def attempt(point: Point, federation: Federation, target: float, budget: int, seed: int) -> dict[str, Any]:
     """Run one point; its curves."""
-    done = run(point.experiment(federation, target, budget, seed))
-    return common.compact(done.history, done.summary["parameters"], "loss")
+    result = run(point.experiment(federation, target, budget, seed))
+    return common.compact(result.history, result.summary["parameters"], "loss")
 
 
-def merit(tried: dict[str, Any], target: float) -> tuple[float, float]:
+def merit(curves: dict[str, Any], target: float) -> tuple[float, float]:
     """Transmissions until the target and, if it was not reached, the best loss; smaller is better."""
-    seen = [v for v in tried["average"] if v is not None]
-    return common.transmissions_to(tried, "average", target, "min"), min(seen, default=float("inf"))
+    values = [v for v in curves["average"] if v is not None]
+    return common.transmissions_to(curves, "average", target, "min"), min(values, default=float("inf"))
 
 
 def choose(method: str, federation: Federation, target: float, seed: int, limit: int) -> tuple[Point, list[dict]]:
@@ -150,9 +150,16 @@ def choose(method: str, federation: Federation, target: float, seed: int, limit:
     log: list[dict] = []
 
     def score(point: Point, budget: int) -> tuple[float, float]:
-        spent, loss = merit(attempt(point, federation, target, budget, seed), target)
-        log.append({"point": str(point), "budget": budget, "reached": None if spent > budget else spent, "loss": loss})
-        return spent, loss
+        transmissions, loss = merit(attempt(point, federation, target, budget, seed), target)
+        log.append(
+            {
+                "point": str(point),
+                "budget": budget,
+                "reached": None if transmissions > budget else transmissions,
+                "loss": loss,
+            }
+        )
+        return transmissions, loss
 
     screened = {point: score(point, min(SCREENING, limit)) for point in grid(method)}
     best = sorted(screened, key=lambda point: screened[point])[:SURVIVORS]
@@ -188,34 +195,41 @@ def tables(results: dict[str, Any]) -> str:
     for model, words in common.MODELS.items():
         rows = []
         for setting, (_, published) in PAPER.items():
-            found = results["settings"].get(setting, {})
-            rows += [row(setting, found, model, published)] if found else []
+            setting_results = results["settings"].get(setting, {})
+            rows += [row(setting, setting_results, model, published)] if setting_results else []
         text += ["", f"## {words[0].upper()}{words[1:]}", ""]
         text += [reporting.table(["setting", "target", *(f"{name} (paper)" for name in METHODS)], rows)]
     return "\n".join([*text, "", *details(results)])
 
 
-def row(setting: str, found: dict[str, Any], model: str, published: dict[str, int]) -> list[str]:
+def row(setting: str, setting_results: dict[str, Any], model: str, published: dict[str, int]) -> list[str]:
     """One line of the table."""
-    draws = found["draws"].values()
-    targets = [one["target"] for one in draws] or [float("nan")]
+    draws = setting_results["draws"].values()
+    targets = [entry["target"] for entry in draws] or [float("nan")]
     cells = [setting, f"{min(targets):.4f} to {max(targets):.4f}"]
     for method in METHODS:
-        runs = [(one["runs"][method], one["target"]) for one in draws if method in one["runs"]]
-        spent = [common.transmissions_to(tried, model, target, "min") for tried, target in runs]
-        shown = common.cell(spent, [tried["rounds"] * tried["cost"] for tried, _ in runs])
-        cells.append(f"{shown} ({published[method]})")
+        runs = [(entry["runs"][method], entry["target"]) for entry in draws if method in entry["runs"]]
+        transmissions = [common.transmissions_to(curves, model, target, "min") for curves, target in runs]
+        median = common.cell(transmissions, [curves["rounds"] * curves["cost"] for curves, _ in runs])
+        cells.append(f"{median} ({published[method]})")
     return cells
 
 
 def details(results: dict[str, Any]) -> Iterator[str]:
     """The chosen points, the optima, and the machine."""
     rows, optima = [], []
-    for setting, found in results["settings"].items():
-        rows.append([setting, *(found["chosen"].get(name, "-") for name in METHODS)])
-        ours = [d["optimum"] for d in found["draws"].values()] or [float("nan")]
-        optima.append([setting, f"{found['reference']:.4f}", f"{PAPER[setting][0]:.4f}", f"{found['ratio']:.3f}"])
-        optima[-1].append(f"{min(ours):.4f} to {max(ours):.4f}")
+    for setting, setting_results in results["settings"].items():
+        rows.append([setting, *(setting_results["chosen"].get(name, "-") for name in METHODS)])
+        draw_optima = [d["optimum"] for d in setting_results["draws"].values()] or [float("nan")]
+        optima.append(
+            [
+                setting,
+                f"{setting_results['reference']:.4f}",
+                f"{PAPER[setting][0]:.4f}",
+                f"{setting_results['ratio']:.3f}",
+            ]
+        )
+        optima[-1].append(f"{min(draw_optima):.4f} to {max(draw_optima):.4f}")
     yield from ("## Chosen grid points", "", reporting.table(["setting", *METHODS], rows), "")
     yield from ("## Losses", "", f"The loss of the zero model is log 5 = {log(5):.4f}.", "")
     yield reporting.table(["setting", "mean L*", "published target", "our target / L*", "L* of our draws"], optima)
@@ -226,13 +240,13 @@ def picture(results: dict[str, Any], path: Path) -> None:
     """The average model's distance from L*, relative to the target's, against transmissions: one line per draw."""
     figure, axes = reporting.subplots(1, len(PAPER), figsize=(13, 3.4))
     for axis, setting in zip(axes, PAPER, strict=True):
-        for number, found in enumerate(results["settings"].get(setting, {}).get("draws", {}).values()):
-            for name, tried in found["runs"].items():
-                sent = [tried["cost"] * (t + 1) for t in range(tried["rounds"])]
-                best, goal = found["optimum"], found["target"]
-                values = [float("nan") if v is None else (v - best) / (goal - best) for v in tried["average"]]
+        for number, draw_results in enumerate(results["settings"].get(setting, {}).get("draws", {}).values()):
+            for name, curves in draw_results["runs"].items():
+                transmissions = [curves["cost"] * (t + 1) for t in range(curves["rounds"])]
+                best, goal = draw_results["optimum"], draw_results["target"]
+                values = [float("nan") if v is None else (v - best) / (goal - best) for v in curves["average"]]
                 label = None if number else name
-                axis.plot(sent, values, color=common.COLOURS[name], linewidth=0.8, alpha=0.8, label=label)
+                axis.plot(transmissions, values, color=common.COLOURS[name], linewidth=0.8, alpha=0.8, label=label)
         axis.axhline(1, color="grey", linewidth=0.6, linestyle=":")
         axis.set(title=setting, xlabel="transmissions (rounds of FedAvg)", xscale="log", yscale="log")
     axes[0].set_ylabel("(loss - L*) / (target - L*), average model")
@@ -261,26 +275,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = "python recipes/feddyn/table_a4.py --seeds " + " ".join(map(str, args.seeds))
     results |= {"command": command, "machine": reporting.machine()}
     for setting in args.settings:
-        found = results["settings"].setdefault(setting, {"chosen": {}, "grid": {}, "draws": {}})
-        if "ratio" not in found:
+        setting_results = results["settings"].setdefault(setting, {"chosen": {}, "grid": {}, "draws": {}})
+        if "ratio" not in setting_results:
             same = SAME_PROBLEM.get(setting) or setting
-            found["reference"] = reference(setting, args.draws)
-            found["ratio"] = PAPER[same][0] / reference(same, args.draws)
+            setting_results["reference"] = reference(setting, args.draws)
+            setting_results["ratio"] = PAPER[same][0] / reference(same, args.draws)
         points = {str(point): point for method in METHODS for point in grid(method)}
         federation = draw(setting, CHOICE)
         for name in METHODS:
-            if name not in found["chosen"]:
-                point, tried = choose(name, federation, found["ratio"] * least(setting, CHOICE), CHOICE, args.limit)
-                found["chosen"][name], found["grid"][name] = str(point), tried
+            if name not in setting_results["chosen"]:
+                point, log = choose(
+                    name, federation, setting_results["ratio"] * least(setting, CHOICE), CHOICE, args.limit
+                )
+                setting_results["chosen"][name], setting_results["grid"][name] = str(point), log
                 reporting.write(args.out / "table_a4.json", results)
         for seed in args.seeds:
             federation = draw(setting, seed)
             best = least(setting, seed)
-            here = found["draws"].setdefault(str(seed), {"optimum": best, "target": found["ratio"] * best, "runs": {}})
+            draw_results = setting_results["draws"].setdefault(
+                str(seed), {"optimum": best, "target": setting_results["ratio"] * best, "runs": {}}
+            )
             for name in METHODS:
-                if name not in here["runs"]:
-                    here["runs"][name] = attempt(
-                        points[found["chosen"][name]], federation, here["target"], args.limit, seed
+                if name not in draw_results["runs"]:
+                    draw_results["runs"][name] = attempt(
+                        points[setting_results["chosen"][name]], federation, draw_results["target"], args.limit, seed
                     )
                     report(results, args.out)
     picture(results, args.out / "table_a4.png")

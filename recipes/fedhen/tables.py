@@ -45,7 +45,7 @@ from fedloom.metrics import rounds_to_target
 from fedloom.models import models
 
 RESULTS = Path(__file__).parent / "results"
-SAMPLES, TESTED, CLIENTS, COHORT = 4000, 1000, 100, 10
+SAMPLES, TEST_SAMPLES, CLIENTS, COHORT = 4000, 1000, 100, 10
 MODEL = partial(models.make, "exit_cnn", classes=10, inputs=(1, 28, 28), channels=(8, 16, 32, 32))
 METHODS: dict[str, Method] = {
     "FedHeN": methods.fedhen(simple_fraction=0.5),
@@ -70,9 +70,9 @@ def data(split: str, seed: int) -> Federation:
     """The first images of Fashion-MNIST."""
     source = sources.make("fashion_mnist")
     train, test = (arrays.take(torch.arange(min(n, len(arrays)))) for arrays, n in
-                   ((source.train, SAMPLES), (source.test, TESTED)))  # fmt: skip
-    made = replace(source, train=train, test=test)
-    return federate(made, SPLITS[split], clients=CLIENTS, seed=seed, held_out=0.0)
+                   ((source.train, SAMPLES), (source.test, TEST_SAMPLES)))  # fmt: skip
+    subset = replace(source, train=train, test=test)
+    return federate(subset, SPLITS[split], clients=CLIENTS, seed=seed, held_out=0.0)
 
 
 def experiment(method: Method, federation: Federation, seed: int, rounds: int) -> Experiment:
@@ -91,24 +91,24 @@ def experiment(method: Method, federation: Federation, seed: int, rounds: int) -
 
 def collect(runs: Path, stored: dict[str, Any]) -> dict[str, Any]:
     """The curves in the run directories, finished or not, merged into the stored ones."""
-    found = {"command": "python recipes/fedhen/tables.py", "notes": [], "runs": {}} | stored
+    results = {"command": "python recipes/fedhen/tables.py", "notes": [], "runs": {}} | stored
     for split in SPLITS:
         for name in METHODS:
             for path in sorted((runs / split / name).glob("seed*/metrics.jsonl")):
                 if cell := curves(RunDirectory(path.parent).metrics()):
                     seed = path.parent.name.removeprefix("seed")
-                    found["runs"].setdefault(split, {}).setdefault(name, {})[seed] = cell
-    return found
+                    results["runs"].setdefault(split, {}).setdefault(name, {})[seed] = cell
+    return results
 
 
 def curves(history: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The accuracy curves of a run's models; empty if not measured yet."""
-    if not (measured := [record for record in history if "global/accuracy" in record]):
+    if not (evaluations := [record for record in history if "global/accuracy" in record]):
         return {}
-    cell: dict[str, Any] = {"rounds": len(history), "at": [r["round"] for r in measured]}
+    cell: dict[str, Any] = {"rounds": len(history), "at": [r["round"] for r in evaluations]}
     for model, (server, average) in CURVES.items():
-        cell[model] = [reporting.rounded(r[server]) for r in measured]
-        cell[model + ALL] = [reporting.rounded(r[average]) for r in measured]
+        cell[model] = [reporting.rounded(r[server]) for r in evaluations]
+        cell[model + ALL] = [reporting.rounded(r[average]) for r in evaluations]
     return cell | {"sent": history[-1]["comm/params"], "left_out": reporting.excluded_share(history)}
 
 
@@ -127,9 +127,9 @@ def row(by_seed: Sequence[dict[str, Any]], curve: str, easier: int) -> list[str]
         at = {name: rounds_to_target(cell[curve], cell["at"], goals[-1], "max") for name, cell in cells.items()}
         for name, count in at.items():
             rounds[name] += [] if count is None else [count]
-        others = [count for name, count in at.items() if name != "FedHeN" and count]
-        ours = at.get("FedHeN")
-        gains += [min(others) / ours] if ours and others else []
+        other_rounds = [count for name, count in at.items() if name != "FedHeN" and count]
+        fedhen_rounds = at.get("FedHeN")
+        gains += [min(other_rounds) / fedhen_rounds] if fedhen_rounds and other_rounds else []
     return [f"{mean_error(goals, 100)} %", *(mean_error(count, digits=0) for count in rounds.values()),
             mean_error(gains, digits=2)]  # fmt: skip
 
@@ -144,14 +144,14 @@ def tables(results: dict[str, Any]) -> str:
     ]
     text += ["one round and is noisy. *All clients*: the mean of the last models of all clients of that kind, which is"]
     text += ["what the thesis reports."]
-    for split, found in results["runs"].items():
-        seeds = sorted({seed for runs in found.values() for seed in runs}, key=int)
-        by_seed = [{name: runs[seed] for name, runs in found.items() if seed in runs} for seed in seeds]
-        shown = [(model, of, model + end) for model in CURVES for of, end in (("server", ""), ("all clients", ALL))]
-        rows = [[model, of, *row(by_seed, curve, easier)] for model, of, curve in shown for easier in (0, 1)]
-        done = sorted({run["rounds"] for runs in found.values() for run in runs.values()})
+    for split, by_method in results["runs"].items():
+        seeds = sorted({seed for runs in by_method.values() for seed in runs}, key=int)
+        by_seed = [{name: runs[seed] for name, runs in by_method.items() if seed in runs} for seed in seeds]
+        columns = [(model, of, model + end) for model in CURVES for of, end in (("server", ""), ("all clients", ALL))]
+        rows = [[model, of, *row(by_seed, curve, easier)] for model, of, curve in columns for easier in (0, 1)]
+        rounds = sorted({run["rounds"] for runs in by_method.values() for run in runs.values()})
         header = ["model", "of", "target", *METHODS, "gain"]
-        text += ["", f"## {split}, {', '.join(map(str, done))} rounds, seeds {', '.join(seeds)}", ""]
+        text += ["", f"## {split}, {', '.join(map(str, rounds))} rounds, seeds {', '.join(seeds)}", ""]
         text += [reporting.table(header, rows), ""]
         best = [
             [
@@ -159,23 +159,33 @@ def tables(results: dict[str, Any]) -> str:
                 *(
                     f"{mean_error([max(run[curve]) for run in runs.values()], 100)}, "
                     f"{mean_error([run[curve][-1] for run in runs.values()], 100)}"
-                    for _, _, curve in shown
+                    for _, _, curve in columns
                 ),
                 f"{fmean(run['sent'] for run in runs.values()) / 1e6:.1f} M",
             ]
-            for name, runs in found.items()
+            for name, runs in by_method.items()
         ]
-        header = ["best, last accuracy, %", *(f"{model}, {of}" for model, of, _ in shown)]
+        header = ["best, last accuracy, %", *(f"{model}, {of}" for model, of, _ in columns)]
         text += [reporting.table([*header, "numbers sent"], best)]
     text += ["", "## Published, CIFAR-10", ""]
     rows = []
     for (split, model), lines in PUBLISHED.items():
-        for target, hen, apart, side in lines:
-            rows.append([split, model, f"{target} %", f"{hen}", f"{side}", f"{apart}", f"{min(apart, side) / hen:.1f}"])
+        for target, fedhen, decouple, noside in lines:
+            rows.append(
+                [
+                    split,
+                    model,
+                    f"{target} %",
+                    f"{fedhen}",
+                    f"{noside}",
+                    f"{decouple}",
+                    f"{min(decouple, noside) / fedhen:.1f}",
+                ]
+            )
     text += [reporting.table(["split", "model", "target", *METHODS, "gain"], rows), ""]
     text += [f"`{results['command']}`. {results.get('machine', '')}."]
-    if spent := results.get("core_seconds"):
-        text += [f"The runs took at least {sum(spent.values()) / 60:.1f} minutes of one core."]
+    if seconds := results.get("core_seconds"):
+        text += [f"The runs took at least {sum(seconds.values()) / 60:.1f} minutes of one core."]
     return "\n".join([*text, *reporting.notes(results)])
 
 
@@ -197,10 +207,10 @@ def picture(results: dict[str, Any], path: Path) -> None:
     reporting.save(figure, path)
 
 
-def report(runs: Path, out: Path, facts: dict[str, Any], spent: dict[str, float] | None = None) -> dict[str, Any]:
+def report(runs: Path, out: Path, facts: dict[str, Any], seconds: dict[str, float] | None = None) -> dict[str, Any]:
     """Update the stored results, and write the tables from them."""
     results = collect(runs, reporting.read(out / "tables.json")) | facts
-    reporting.add_core_seconds(results, spent or {})
+    reporting.add_core_seconds(results, seconds or {})
     reporting.publish(out / "tables.json", results, tables(results))
     return results
 
@@ -217,10 +227,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         federation = data(split, seed)
         for name in args.only:
             where = args.runs / split / name / f"seed{seed}"
-            started = reporting.cpu_seconds()
+            start = reporting.cpu_seconds()
             run(experiment(METHODS[name], federation, seed, args.rounds), where, resume=where.exists())
-            spent = {f"{split}, {name}": reporting.cpu_seconds() - started}
-            report(args.runs, args.out, {"machine": reporting.machine()}, spent)
+            seconds = {f"{split}, {name}": reporting.cpu_seconds() - start}
+            report(args.runs, args.out, {"machine": reporting.machine()}, seconds)
     results = report(args.runs, args.out, {})
     picture(results, args.out / "tables.png")
     return reporting.exit_code(results)

@@ -43,8 +43,8 @@ def noise(size: int = 100) -> Federation:
     """One client with noise images."""
     draw = torch.Generator().manual_seed(0)
     arrays = Arrays(torch.randn(size, 3, 32, 32, generator=draw), torch.arange(size) % 10, 10)
-    mine, nothing = Split(arrays, Index.of([range(size)])), Split(arrays, Index.of([[]]))
-    return Federation(mine, nothing, nothing, arrays)
+    data, empty = Split(arrays, Index.of([range(size)])), Split(arrays, Index.of([[]]))
+    return Federation(data, empty, empty, arrays)
 
 
 def measure(model: str, repeats: int, steps: int) -> dict[str, list[float]]:
@@ -52,23 +52,23 @@ def measure(model: str, repeats: int, steps: int) -> dict[str, list[float]]:
     federation = noise()
     workers = {}
     for name, method in VARIANTS.items():
-        chosen = Experiment(
+        experiment = Experiment(
             method,
             federation,
             lambda: models.make(model, classes=10, inputs=(3, 32, 32)),
             local=Local(steps=steps, batch_size=50, lr=0.01, weight_decay=1e-3, clip=10),
         )
-        plan = make_plan(chosen, federation, "cpu")
+        plan = make_plan(experiment, federation, "cpu")
         down = Server.initial(plan, plan.theta0, plan.buffers0).broadcast(plan)
         workers[name] = (Live(plan), down)
-    found: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    milliseconds: dict[str, list[float]] = {name: [] for name in VARIANTS}
     for turn in range(repeats + 1):
         for name, (worker, down) in workers.items():
-            started = time.process_time()
+            start = time.process_time()
             list(worker.work(replace(down, round=turn), (0,), ({},)))
             if turn:
-                found[name].append((time.process_time() - started) * 1000 / steps)
-    return found
+                milliseconds[name].append((time.process_time() - start) * 1000 / steps)
+    return milliseconds
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -80,10 +80,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=common.RESULTS)
     args = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    found = measure(args.model, args.repeats, args.steps)
+    milliseconds = measure(args.model, args.repeats, args.steps)
     rows = []
-    for name, values in found.items():
-        ratios = sorted(value / base for value, base in zip(values, found["FedAvg"], strict=True))
+    for name, values in milliseconds.items():
+        ratios = sorted(value / base for value, base in zip(values, milliseconds["FedAvg"], strict=True))
         rows.append([name, f"{median(values):.0f}", f"{median(ratios):.1f}", f"{ratios[0]:.1f} to {ratios[-1]:.1f}"])
     text = [f"# What a local step costs: {args.model}, batches of 50 images of 32 by 32", ""]
     text += [

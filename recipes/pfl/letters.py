@@ -33,7 +33,7 @@ SCALE = tables.Scale(
     model=partial(models.make, "fedssa_cnn", padding="same"), tested=80,
 )  # fmt: skip
 METHODS = ("P-Avg (Proto)", "PFLDyn (Proto)", "PFLScaf (Proto)", "FedAvg", "FedDyn")
-SHOWN = (*METHODS[:3], *(f"{name} + Proto" for name in METHODS[3:]))
+ROWS = (*METHODS[:3], *(f"{name} + Proto" for name in METHODS[3:]))
 """What clients deploy: FedAvg and FedDyn are adapted at inference only."""
 CLASSES = 5
 LEVELS = {FINAL: "average model", "mean": "server's model", "average worst": "average model, worst client"}
@@ -41,9 +41,9 @@ LEVELS = {FINAL: "average model", "mean": "server's model", "average worst": "av
 
 def transmissions(runs: Mapping[str, Any], base: Mapping[str, Any]) -> str:
     """Rounds of FedAvg until the best accuracy of P-Avg's average model in the same seed, for seeds that reach it."""
-    sent = [common.transmissions_to(runs[s], FINAL, max(base[s][FINAL])) for s in runs if s in base]
-    arrived = [value for value in sent if value < float("inf")]
-    return f"{mean_error(arrived, digits=0)} ({len(arrived)} of {len(sent)})"
+    costs = [common.transmissions_to(runs[s], FINAL, max(base[s][FINAL])) for s in runs if s in base]
+    finite = [value for value in costs if value < float("inf")]
+    return f"{mean_error(finite, digits=0)} ({len(finite)} of {len(costs)})"
 
 
 def page(results: Mapping[str, Any]) -> str:
@@ -56,8 +56,8 @@ def page(results: Mapping[str, Any]) -> str:
     text += [
         "accuracy of P-Avg's average model in that seed is reached; in brackets, the number of seeds that reach it."
     ]
-    for split, found in results["splits"].items():
-        runs = {name: found["runs"][name] for name in SHOWN if name in found["runs"]}
+    for split, split_results in results["splits"].items():
+        runs = {name: split_results["runs"][name] for name in ROWS if name in split_results["runs"]}
         plain = runs.get(BASE, {})
         rows = [
             [
@@ -75,8 +75,8 @@ def page(results: Mapping[str, Any]) -> str:
         text += [reporting.table(header, rows), ""]
         rows = [
             [name, value, f"{100 * accuracy:.2f}"]
-            for name, tried in found["trials"].items()
-            for value, accuracy in tried.items()
+            for name, trials in split_results["trials"].items()
+            for value, accuracy in trials.items()
         ]
         text += [
             f"Values of alpha tried on seed {TUNING_SEED}:",
@@ -94,33 +94,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--splits", nargs="+", choices=common.SPLITS, default=list(common.SPLITS))
     parser.add_argument("--only", nargs="+", choices=METHODS, default=list(METHODS))
     args = parser.parse_args(arguments)
-    stored = args.out / "letters.json"
-    results = {"command": "python recipes/pfl/letters.py", "notes": [], "splits": {}} | reporting.read(stored)
+    path = args.out / "letters.json"
+    results = {"command": "python recipes/pfl/letters.py", "notes": [], "splits": {}} | reporting.read(path)
 
     def report() -> None:
-        reporting.publish(stored, results, page(results))
+        reporting.publish(path, results, page(results))
 
     if args.table:
         report()
         return reporting.exit_code(results)
-    images = tables.averaged(sources.make("emnist_l"), SCALE.shrink)
+    images = tables.average_blocks(sources.make("emnist_l"), SCALE.shrink)
     results["machine"] = reporting.machine()
     for split in args.splits:
-        found = results["splits"].setdefault(split, {"trials": {}, "runs": {}})
-        chosen: dict[str, float] = {}
+        split_results = results["splits"].setdefault(split, {"trials": {}, "runs": {}})
+        alphas: dict[str, float] = {}
         for name in (name for name in args.only if tables.SEARCHED.get(name) == "alpha"):
             federation = tables.data(images, split, CLASSES, SCALE, TUNING_SEED)
             where = args.runs / split / "trials"
-            chosen[name], found["trials"][name] = tables.chosen_by_trial(
+            alphas[name], split_results["trials"][name] = tables.choose_by_trial(
                 name, federation, SCALE, TUNING_SEED, SCALE.inner[0], where
             )
         for seed, name in product(args.seeds, args.only):
             federation = tables.data(images, split, CLASSES, SCALE, seed)
-            made = tables.method(name, chosen.get(name, 0.1), SCALE.inner[0])
-            experiment = tables.experiment(made, federation, SCALE, seed, SCALE.rounds)
+            composition = tables.method(name, alphas.get(name, 0.1), SCALE.inner[0])
+            experiment = tables.experiment(composition, federation, SCALE, seed, SCALE.rounds)
             where = args.runs / split / f"seed{seed}" / common.folder(name)
-            for shown, curve in tables.trained(name, experiment, SCALE, SCALE.inner[0], where).items():
-                found["runs"].setdefault(shown, {})[str(seed)] = curve
+            for label, curve in tables.train(name, experiment, SCALE, SCALE.inner[0], where).items():
+                split_results["runs"].setdefault(label, {})[str(seed)] = curve
             report()
     return reporting.exit_code(results)
 

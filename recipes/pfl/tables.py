@@ -84,7 +84,7 @@ UNADAPTED = ("FedAvg", "FedDyn", "SCAFFOLD")
 def method(name: str, alpha: float = 0.1, inner: tuple[float, int] = (0.1, 1)) -> Method:
     """A method by its name in the tables, with FedDyn's α and MAML's learning rate and steps."""
     maml = Maml(inner[0], inner[1])
-    made = {
+    compositions = {
         "FedAvg": methods.fedavg(),
         "FedDyn": methods.feddyn(alpha=alpha),
         "SCAFFOLD": methods.scaffold(),
@@ -95,7 +95,7 @@ def method(name: str, alpha: float = 0.1, inner: tuple[float, int] = (0.1, 1)) -
         "PFLScaf (Proto)": methods.pflscaf(),
         "PFLScaf (MAML)": replace(methods.pflscaf(), adaptation=maml),
     }
-    return made[name]
+    return compositions[name]
 
 
 def adaptations(name: str, inner: tuple[float, int]) -> dict[str, Adaptation]:
@@ -105,7 +105,7 @@ def adaptations(name: str, inner: tuple[float, int]) -> dict[str, Adaptation]:
     return {"": Adaptation(), " + Proto": Prototypes(False), " + MAML": Maml(*inner, training=False)}
 
 
-def averaged(cifar: Source, by: int) -> Source:
+def average_blocks(cifar: Source, by: int) -> Source:
     """The images with each block of ``by`` by ``by`` pixels averaged."""
 
     def change(arrays: Arrays) -> Arrays:
@@ -116,19 +116,19 @@ def averaged(cifar: Source, by: int) -> Source:
 
 def data(cifar: Source, split: str, classes: int, scale: Scale, seed: int, names: str = "all") -> Federation:
     """``acid`` or ``alid`` with so many classes a client; ``names`` of classes are ALID's."""
-    own = {"names": names} if split == "alid" else {}
-    windows = partitions.make(split, classes=classes, samples=scale.samples, test_samples=scale.tested, **own)
+    naming = {"names": names} if split == "alid" else {}
+    windows = partitions.make(split, classes=classes, samples=scale.samples, test_samples=scale.tested, **naming)
     federation = federate(cifar, windows, clients=scale.clients, seed=seed, held_out="common")
     return replace(federation, test=federation.test.take(torch.arange(100)))  # clients' own test images count here
 
 
 def experiment(
-    made: Method, federation: Federation, scale: Scale, seed: int, rounds: int, augment: Sequence[str] = ()
+    composition: Method, federation: Federation, scale: Scale, seed: int, rounds: int, augment: Sequence[str] = ()
 ) -> Experiment:
     """One training run; ``average`` keeps every client's last model, whose mean the thesis reports."""
     inputs = tuple(federation.train.arrays.x.shape[1:])
     return Experiment(
-        made,
+        composition,
         federation,
         partial(scale.model, classes=federation.classes, inputs=inputs),
         rounds=rounds,
@@ -141,75 +141,77 @@ def experiment(
     )
 
 
-def look(chosen: Experiment, server: Server, result: RunResult, adaptation: Adaptation) -> dict[str, float]:
+def look(conditions: Experiment, server: Server, result: RunResult, adaptation: Adaptation) -> dict[str, float]:
     """Test accuracy of the clients' models, adapted with all their training images: mean, best and worst."""
-    here = placed(chosen.federation, torch.float32, "cpu")
-    plan = make_plan(replace(chosen, method=replace(chosen.method, adaptation=adaptation)), here, "cpu")
-    values = Evaluator(plan, here, chosen.evaluation).clients(server, result.snapshot.store)[1]["accuracy"]  # type: ignore[arg-type]
+    federation = placed(conditions.federation, torch.float32, "cpu")
+    plan = make_plan(replace(conditions, method=replace(conditions.method, adaptation=adaptation)), federation, "cpu")
+    values = Evaluator(plan, federation, conditions.evaluation).clients(server, result.snapshot.store)[1]["accuracy"]  # type: ignore[arg-type]
     return {"mean": float(values.mean()), "best": float(values.max()), "worst": float(values.min())}
 
 
-def trained(
-    name: str, chosen: Experiment, scale: Scale, inner: tuple[float, int], where: Path
+def train(
+    name: str, conditions: Experiment, scale: Scale, inner: tuple[float, int], where: Path
 ) -> dict[str, dict[str, list[float]]]:
     """Train in pieces of ``every`` rounds and evaluate after each; the curves by name, with the cost of a round."""
     path = where.with_suffix(".json")
     curves = reporting.read(path)
-    total, started = chosen.rounds, reporting.cpu_seconds()
-    done = max((curve["round"][-1] for curve in curves.values()), default=0)
-    first = (done // scale.every + 1) * scale.every
-    for upto in [*range(first, total, scale.every), *([total] if done < total else [])]:
+    total, start = conditions.rounds, reporting.cpu_seconds()
+    rounds_done = max((curve["round"][-1] for curve in curves.values()), default=0)
+    first = (rounds_done // scale.every + 1) * scale.every
+    for upto in [*range(first, total, scale.every), *([total] if rounds_done < total else [])]:
         resume = (where / "config.yaml").exists()
-        result = run(replace(chosen, rounds=upto), where, resume=resume, checkpoint_every=scale.every, keep=1)
+        result = run(replace(conditions, rounds=upto), where, resume=resume, checkpoint_every=scale.every, keep=1)
         server, last = result.snapshot.server, result.snapshot.last
         assert last is not None
-        here = result.history[-1]
-        spent = here["comm/params"] / sum(2 * r["cohort"] * len(last.initial) for r in result.history)
+        last_record = result.history[-1]
+        cost = last_record["comm/params"] / sum(2 * r["cohort"] * len(last.initial) for r in result.history)
         mean = replace(server, theta=last.mean())  # these models have no buffers
         for words, adaptation in adaptations(name, inner).items():
             if words == " + MAML" and upto < total:
                 continue  # it costs more than training
-            point = look(chosen, server, result, adaptation)
-            point |= {f"average {k}": v for k, v in look(chosen, mean, result, adaptation).items()}
-            curve = curves.setdefault(name + words, {"round": [], "cost": round(spent), "failures": 0, "seconds": 0})
+            point = look(conditions, server, result, adaptation)
+            point |= {f"average {k}": v for k, v in look(conditions, mean, result, adaptation).items()}
+            curve = curves.setdefault(name + words, {"round": [], "cost": round(cost), "failures": 0, "seconds": 0})
             curve["round"].append(server.round)
             curve |= {"failures": len(result.failures), "left_out": reporting.excluded_share(result.history)}
             for key, value in point.items():
                 curve.setdefault(key, []).append(reporting.rounded(value))
-        curves[name]["seconds"] = round(curves[name]["seconds"] + reporting.cpu_seconds() - started, 1)
-        started = reporting.cpu_seconds()
+        curves[name]["seconds"] = round(curves[name]["seconds"] + reporting.cpu_seconds() - start, 1)
+        start = reporting.cpu_seconds()
         reporting.write(path, curves)
     return curves
 
 
-def chosen_by_trial(name: str, federation: Federation, scale: Scale, seed: int, inner: Any, where: Path) -> Any:
+def choose_by_trial(name: str, federation: Federation, scale: Scale, seed: int, inner: Any, where: Path) -> Any:
     """The setting whose average model is best for the clients after a short run, and the result of each grid point."""
     grid = ALPHAS if SEARCHED[name] == "alpha" else scale.inner
     path = where / f"{common.folder(name)}.json"
-    found = reporting.read(path)
+    accuracies = reporting.read(path)
     for value in grid:
-        if str(value) not in found:
+        if str(value) not in accuracies:
             settings = {"inner": inner, SEARCHED[name]: value}
-            made = experiment(method(name, **settings), federation, scale, seed, scale.trial)
-            result = run(made)
-            adaptation, last = made.method.adaptation, result.snapshot.last
-            if made.method.adaptation.is_identity:  # its clients will be looked at with prototypes too
+            conditions = experiment(method(name, **settings), federation, scale, seed, scale.trial)
+            result = run(conditions)
+            adaptation, last = conditions.method.adaptation, result.snapshot.last
+            if conditions.method.adaptation.is_identity:  # its clients will be looked at with prototypes too
                 adaptation = Prototypes(False)
             assert last is not None
             mean = replace(result.snapshot.server, theta=last.mean())
-            found[str(value)] = reporting.rounded(look(made, mean, result, adaptation)["mean"])
-            reporting.write(path, found)
-    return max(grid, key=lambda value: found[str(value)]), found
+            accuracies[str(value)] = reporting.rounded(look(conditions, mean, result, adaptation)["mean"])
+            reporting.write(path, accuracies)
+    return max(grid, key=lambda value: accuracies[str(value)]), accuracies
 
 
 def settings(names: Sequence[str], federation: Federation, scale: Scale, seed: int, where: Path) -> dict[str, Any]:
     """The settings chosen by short runs: α of each method that has one, and the inner steps of MAML."""
-    inner, trials = chosen_by_trial("Per-FedAvg", federation, scale, seed, None, where)
-    found: dict[str, Any] = {"inner": list(inner), "alpha": {}, "trials": {"Per-FedAvg": trials}}
+    inner, trials = choose_by_trial("Per-FedAvg", federation, scale, seed, None, where)
+    choices: dict[str, Any] = {"inner": list(inner), "alpha": {}, "trials": {"Per-FedAvg": trials}}
     for name, kind in SEARCHED.items():
         if kind == "alpha" and name in names:
-            found["alpha"][name], found["trials"][name] = chosen_by_trial(name, federation, scale, seed, inner, where)
-    return found
+            choices["alpha"][name], choices["trials"][name] = choose_by_trial(
+                name, federation, scale, seed, inner, where
+            )
+    return choices
 
 
 @reporting.reports_errors
@@ -226,42 +228,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, help="instead of the scale's own")
     parser.add_argument("--trial", type=int, help="rounds of the short runs, instead of the scale's own")
     args = parser.parse_args(arguments)
-    named = "" if args.data == "cifar10" else f"{args.data}_"
-    named += "".join(f"{word}_" for word in (*args.augment, *(["local"] if args.names == "local" else [])))
-    stem = f"tables_{named}{args.scale}".removesuffix("_reduced")
-    stored = args.out / f"{stem}.json"
+    prefix = "" if args.data == "cifar10" else f"{args.data}_"
+    prefix += "".join(f"{word}_" for word in (*args.augment, *(["local"] if args.names == "local" else [])))
+    stem = f"tables_{prefix}{args.scale}".removesuffix("_reduced")
+    path = args.out / f"{stem}.json"
     if args.table:
-        common.report(stored, {})
-        return finished(stored)
+        common.report(path, {})
+        return finish(path)
     scale = SCALES[args.scale]
     scale = replace(scale, rounds=args.rounds or scale.rounds, trial=args.trial or scale.trial)
-    said = {"data": "cifar10", "scale": "reduced", "names": "all"}
-    chosen_words = [f" --{key} {vars(args)[key]}" for key, usual in said.items() if vars(args)[key] != usual]
-    chosen_words += [" ".join([" --augment", *args.augment])] if args.augment else []
-    command = f"python recipes/pfl/tables.py{''.join(chosen_words)}"
+    defaults = {"data": "cifar10", "scale": "reduced", "names": "all"}
+    changes = [f" --{key} {vars(args)[key]}" for key, usual in defaults.items() if vars(args)[key] != usual]
+    changes += [" ".join([" --augment", *args.augment])] if args.augment else []
+    command = f"python recipes/pfl/tables.py{''.join(changes)}"
     facts = {"machine": reporting.machine(), "command": command, "every": scale.every}
     facts["data"] = args.data
-    images = averaged(sources.make(args.data), scale.shrink)
+    images = average_blocks(sources.make(args.data), scale.shrink)
     for classes, split in product(args.classes, args.splits):
-        where = args.runs / f"{named}{args.scale}_{split}_{classes}"
+        where = args.runs / f"{prefix}{args.scale}_{split}_{classes}"
         trial = data(images, split, classes, scale, common.TUNING_SEED, args.names)
         picked = settings(args.only, trial, scale, common.TUNING_SEED, where / "trials")
         inner = tuple(picked["inner"])
         for seed in args.seeds:
             federation = data(images, split, classes, scale, seed, args.names)
             for name in args.only:
-                made = method(name, picked["alpha"].get(name, 0.1), inner)
-                chosen = experiment(made, federation, scale, seed, scale.rounds, args.augment)
-                curves = trained(name, chosen, scale, inner, where / f"seed{seed}" / common.folder(name))
+                composition = method(name, picked["alpha"].get(name, 0.1), inner)
+                conditions = experiment(composition, federation, scale, seed, scale.rounds, args.augment)
+                curves = train(name, conditions, scale, inner, where / f"seed{seed}" / common.folder(name))
                 cell = {"picked": picked, "rounds": scale.rounds, "curves": curves}
-                common.report(stored, facts, f"{split} {classes}", cell, seed)
-    return finished(stored)
+                common.report(path, facts, f"{split} {classes}", cell, seed)
+    return finish(path)
 
 
-def finished(stored: Path) -> int:
+def finish(path: Path) -> int:
     """Draw the picture of the stored results; returns the exit code."""
-    common.picture(reporting.read(stored), stored.with_suffix(".png"))
-    return reporting.exit_code(reporting.read(stored))
+    common.picture(reporting.read(path), path.with_suffix(".png"))
+    return reporting.exit_code(reporting.read(path))
 
 
 if __name__ == "__main__":

@@ -82,8 +82,8 @@ class Scale:
     target: float | None
     student: Mapping[str, Any]
     teacher: Mapping[str, Any]
-    taught: int  # epochs
-    teaching: Local
+    teacher_epochs: int  # epochs
+    teacher_local: Local
     teacher_augment: tuple[Any, ...]
 
 
@@ -135,8 +135,8 @@ def teacher(federation: Federation, scale: Scale, seed: int) -> Experiment:
         methods.centralised(),
         federation,
         make(scale.teacher, federation),
-        rounds=scale.taught,
-        local=scale.teaching,
+        rounds=scale.teacher_epochs,
+        local=scale.teacher_local,
         augment=scale.teacher_augment,
         evaluation=Evaluation(what=("global",), every=5),
         seed=seed,
@@ -144,7 +144,7 @@ def teacher(federation: Federation, scale: Scale, seed: int) -> Experiment:
     )
 
 
-def experiment(method: Method, federation: Federation, scale: Scale, known: Path, seed: int) -> Experiment:
+def experiment(method: Method, federation: Federation, scale: Scale, teacher_run: Path, seed: int) -> Experiment:
     """One cell of the table."""
     return Experiment(
         method,
@@ -154,7 +154,7 @@ def experiment(method: Method, federation: Federation, scale: Scale, known: Path
         cohort=scale.cohort,
         local=Local(epochs=scale.epochs, batch_size=50, lr=0.1, lr_decay=0.998, weight_decay=5e-4, clip=10),
         augment=AUGMENT,
-        teacher=known if method.needs("teacher") else None,
+        teacher=teacher_run if method.needs("teacher") else None,
         evaluation=Evaluation(what=("global", "average"), every=scale.every),
         seed=seed,
     )
@@ -162,22 +162,22 @@ def experiment(method: Method, federation: Federation, scale: Scale, known: Path
 
 def collect(runs: Path, stored: dict[str, Any]) -> dict[str, Any]:
     """The accuracies in the run directories, finished or not, merged into the stored ones."""
-    found = {"notes": [], "runs": {}} | stored
+    results = {"notes": [], "runs": {}} | stored
     for name in ("teacher", *CASES):
         for path in sorted(runs.glob(f"seed*/{name.replace(' ', '_')}/metrics.jsonl")):
             history = RunDirectory(path.parent).metrics()
-            measured = [(r["round"], round(r["global/accuracy"], 4)) for r in history if "global/accuracy" in r]
-            cell = {"rounds": [r for r, _ in measured], "accuracy": [a for _, a in measured]}
+            evaluations = [(r["round"], round(r["global/accuracy"], 4)) for r in history if "global/accuracy" in r]
+            cell = {"rounds": [r for r, _ in evaluations], "accuracy": [a for _, a in evaluations]}
             average = [round(r["average/accuracy"], 4) for r in history if "average/accuracy" in r]
             cell |= {"average": average} if average else {}
             seconds = round(sum(r["seconds"] for r in history))
             facts = {"done": len(history), "seconds": seconds, "left_out": reporting.excluded_share(history)}
-            if measured:
-                found["runs"].setdefault(name, {})[path.parts[-3].removeprefix("seed")] = facts | cell
-    return found
+            if evaluations:
+                results["runs"].setdefault(name, {})[path.parts[-3].removeprefix("seed")] = facts | cell
+    return results
 
 
-def evaluated(runs: dict[str, Any]) -> str:
+def evaluated_model(runs: dict[str, Any]) -> str:
     """Which model the table is about: a key of ``MODELS``."""
     cells = [cell for name in CASES for cell in runs.get(name, {}).values()]
     return "average" if cells and all("average" in cell for cell in cells) else "accuracy"
@@ -185,9 +185,9 @@ def evaluated(runs: dict[str, Any]) -> str:
 
 def arrivals(by_seed: dict[str, Any], which: str, target: float) -> str:
     """Rounds until the target over the seeds that reach it, and their number."""
-    found = [rounds_to_target(cell[which], cell["rounds"], target, "max") for cell in by_seed.values()]
-    arrived = [float(at) for at in found if at is not None]
-    return f"{mean_error(arrived, digits=0)} ({len(arrived)} of {len(found)})"
+    rounds = [rounds_to_target(cell[which], cell["rounds"], target, "max") for cell in by_seed.values()]
+    finite = [float(at) for at in rounds if at is not None]
+    return f"{mean_error(finite, digits=0)} ({len(finite)} of {len(rounds)})"
 
 
 def best(by_seed: dict[str, Any], which: str) -> dict[str, float]:
@@ -198,10 +198,10 @@ def best(by_seed: dict[str, Any], which: str) -> dict[str, float]:
 def table(results: dict[str, Any]) -> str:
     """The results as Markdown, beside the published rounds."""
     runs = results["runs"]
-    scale, which = SCALES[results.get("scale", "reduced")], evaluated(runs)
+    scale, which = SCALES[results.get("scale", "reduced")], evaluated_model(runs)
     target = scale.target or min(best(runs.get(BASE, {}), which).values(), default=float("nan"))
-    own = "the test accuracy that FedAvg with cross entropy reaches in all\nseeds,"
-    aim = "the published test accuracy," if scale.target else own
+    fallback = "the test accuracy that FedAvg with cross entropy reaches in all\nseeds,"
+    aim = "the published test accuracy," if scale.target else fallback
     text = [f"# Stronger local losses (Acar, thesis, table 7.1, {scale.words})", ""]
     text += [
         f"Rounds until the {MODELS[which]} reaches {aim} "
@@ -214,23 +214,23 @@ def table(results: dict[str, Any]) -> str:
     text += [""]
     rows = []
     for name in (name for name in CASES if name in runs):
-        (method, loss), mine = name.split(" ", 1), best(runs[name], which)
+        (method, loss), accuracies = name.split(" ", 1), best(runs[name], which)
         gains = [
-            gained(mine, best(runs.get(other, {}), which), 100) if other != name else ""
+            gained(accuracies, best(runs.get(other, {}), which), 100) if other != name else ""
             for other in (f"{method} cross entropy", f"FedAvg {loss}")
         ]
         last = [cell[which][-1] for cell in runs[name].values()]
-        there = PUBLISHED.get(name)
-        paper = f"{there} ({PUBLISHED[BASE] / there:.2f})" if there else "-"
-        shown = [mean_error(values, 100) for values in (mine.values(), last)]
-        rows.append([method, loss, arrivals(runs[name], which, target), *shown, *gains, paper])
+        rounds = PUBLISHED.get(name)
+        paper = f"{rounds} ({PUBLISHED[BASE] / rounds:.2f})" if rounds else "-"
+        cells = [mean_error(values, 100) for values in (accuracies.values(), last)]
+        rows.append([method, loss, arrivals(runs[name], which, target), *cells, *gains, paper])
     header = ["method", "local loss", "rounds", "best accuracy", "last accuracy", "over cross entropy", "over FedAvg"]
     text += [reporting.table([*header, "published: rounds to 67 % (gain)"], rows)]
-    if taught := runs.get("teacher"):
-        accuracy = mean_error([cell["accuracy"][-1] for cell in taught.values()], 100)
+    if teachers := runs.get("teacher"):
+        accuracy = mean_error([cell["accuracy"][-1] for cell in teachers.values()], 100)
         text += [
             "",
-            f"The teachers, one per seed, have {accuracy} % after {next(iter(taught.values()))['done']} epochs.",
+            f"The teachers, one per seed, have {accuracy} % after {next(iter(teachers.values()))['done']} epochs.",
         ]
     seeds = sorted({seed for by_seed in runs.values() for seed in by_seed}, key=int)
     text += ["", f"`{results['command']}`, seeds {', '.join(seeds)}. {results.get('machine', '')}."]
@@ -240,7 +240,7 @@ def table(results: dict[str, Any]) -> str:
 def picture(results: dict[str, Any], path: Path) -> None:
     """Test accuracy against rounds: one colour per loss, FedDyn solid and FedAvg dashed."""
     figure, axis = reporting.subplots(figsize=(7, 4))
-    which = evaluated(results["runs"])
+    which = evaluated_model(results["runs"])
     colours = dict(zip(LOSSES, ("#444444", "#c1272d", "#0b6e99", "#d9902f"), strict=True))
     for name in CASES:
         if name in results["runs"]:
@@ -254,9 +254,9 @@ def picture(results: dict[str, Any], path: Path) -> None:
     reporting.save(figure, path)
 
 
-def report(runs: Path, path: Path, said: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
+def report(runs: Path, path: Path, defaults: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
     """Update the stored results, and write the table from them."""
-    results = collect(runs, said | reporting.read(path)) | facts
+    results = collect(runs, defaults | reporting.read(path)) | facts
     reporting.publish(path, results, table(results))
     return results
 
@@ -271,23 +271,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--epochs", type=int, help="of the teacher's training, instead of the scale's own")
     args = parser.parse_args(arguments)
     scale = SCALES[args.scale]
-    scale = replace(scale, rounds=args.rounds or scale.rounds, taught=args.epochs or scale.taught)
+    scale = replace(scale, rounds=args.rounds or scale.rounds, teacher_epochs=args.epochs or scale.teacher_epochs)
     name = f"table_7_1_{args.scale}".removesuffix("_reduced")
-    runs, stored = args.runs / name, args.out / f"{name}.json"
+    runs, path = args.runs / name, args.out / f"{name}.json"
     words = "" if args.scale == "reduced" else f" --scale {args.scale}"
-    said = {"command": f"python recipes/sides/table_7_1.py{words}", "scale": args.scale}
+    defaults = {"command": f"python recipes/sides/table_7_1.py{words}", "scale": args.scale}
     facts = {"machine": f"One thread of {reporting.machine()}"}
     for seed in () if args.table else args.seeds:
         federation, home = data(scale, seed), runs / f"seed{seed}"
-        known = home / "teacher"
-        run(teacher(federation, scale, seed), known, resume=known.exists())
+        teacher_run = home / "teacher"
+        run(teacher(federation, scale, seed), teacher_run, resume=teacher_run.exists())
         for case in args.only:
             where = home / case.replace(" ", "_")
-            chosen = experiment(CASES[case], federation, scale, known, seed)
-            run(chosen, where, resume=where.exists())
-            report(runs, stored, said, facts)
-    results = report(runs, stored, said, {})
-    picture(results, stored.with_suffix(".png"))
+            conditions = experiment(CASES[case], federation, scale, teacher_run, seed)
+            run(conditions, where, resume=where.exists())
+            report(runs, path, defaults, facts)
+    results = report(runs, path, defaults, {})
+    picture(results, path.with_suffix(".png"))
     return reporting.exit_code(results)
 
 

@@ -62,8 +62,10 @@ def tables(results: dict[str, Any]) -> str:
     by_cell = {name: {target: results["runs"].get(name, {}).get(target, {}) for target in TARGETS} for name in ROWS}
     lines = []
     for name, cells in by_cell.items():
-        gains = [gained(cells[of], by_cell["FedAvg"][of], 100, 1) if name != "FedAvg" else "" for of in TARGETS]
-        lines.append([name, *(mean_error(cells[of].values(), 100, 1) for of in TARGETS), *gains])
+        gains = [
+            gained(cells[target], by_cell["FedAvg"][target], 100, 1) if name != "FedAvg" else "" for target in TARGETS
+        ]
+        lines.append([name, *(mean_error(cells[target].values(), 100, 1) for target in TARGETS), *gains])
     seeds = sorted({seed for cells in by_cell.values() for cell in cells.values() for seed in cell}, key=int)
     text = [
         "# FedSSA's defaults",
@@ -85,16 +87,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
     parser.add_argument("--only", nargs="+", choices=ROWS, default=list(ROWS))
     args = parser.parse_args(arguments)
-    stored = args.out / f"{NAME}.json"
+    path = args.out / f"{NAME}.json"
     empty = {"command": "python recipes/ssa/defaults.py", "machine": "", "notes": [], "runs": {}}
-    results = empty | reporting.read(stored)
+    results = empty | reporting.read(path)
     for seed, target, name in product(() if args.table else args.seeds, args.targets, args.only):
         by_seed = results["runs"].setdefault(name, {}).setdefault(target, {})
         if str(seed) not in by_seed:
             by_seed[str(seed)] = reporting.rounded(accuracy(name, target, seed))
             results["machine"] = reporting.machine()
-            reporting.write(stored, results)
-    reporting.publish(stored, results, tables(results))
+            reporting.write(path, results)
+    reporting.publish(path, results, tables(results))
     return reporting.exit_code(results)
 
 

@@ -90,7 +90,7 @@ CHOOSING = ("FedSSA, Adam", "FedSSA, SGD", ROUNDS, "target_fit", "target_head")
 WAYS = ("FedAvg", *CHOOSING, "oracle")
 
 
-class Trained:
+class FedAvgRun:
     """FedAvg's run of one seed, trained on first use, and its models for targets.
 
     Args:
@@ -107,11 +107,11 @@ class Trained:
     def experiment(self, method: Method, target: Target | None = None) -> Experiment:
         """A method on the clients' data, which are the same for all targets."""
         _, partition, clients = ORDERS[self.order]
-        pool, given = common.pool(self.scale.images, self.data), target or Target()
-        made: Federation = federate(pool, partition, clients, self.seed, held_out=0.0, target=given)
-        hidden = None if made.unlabelled is None else Unlabelled(made.unlabelled.x[: self.scale.unlabelled])
-        test = made.test.take(np.arange(min(self.scale.tested, len(made.test))))
-        return common.experiment_on(replace(made, test=test, unlabelled=hidden), method, self.scale, self.seed)
+        pool, label_shift = common.pool(self.scale.images, self.data), target or Target()
+        federation: Federation = federate(pool, partition, clients, self.seed, held_out=0.0, target=label_shift)
+        hidden = None if federation.unlabelled is None else Unlabelled(federation.unlabelled.x[: self.scale.unlabelled])
+        test = federation.test.take(np.arange(min(self.scale.tested, len(federation.test))))
+        return common.experiment_on(replace(federation, test=test, unlabelled=hidden), method, self.scale, self.seed)
 
     def run(self, experiment: Experiment, name: str) -> RunResult:
         """The result of a run, which continues where it stopped if runs are kept."""
@@ -124,23 +124,29 @@ class Trained:
         return self.run(self.experiment(methods.fedavg()), "fedavg")
 
     @cached_property
-    def known(self) -> ClassModels:
+    def class_models(self) -> ClassModels:
         """The clients' classes in FedAvg's features."""
         return ClassModels(self.result.trained)
 
-    def once(self, target: Target, cell: dict[str, Any]) -> None:
+    def fill_after_training(self, target: Target, cell: dict[str, Any]) -> None:
         """Add the missing weights and heads that are learnt once, after training."""
-        seen = self.experiment(methods.fedavg(), target)
-        test, hidden = seen.federation.test, seen.federation.unlabelled
+        on_target = self.experiment(methods.fedavg(), target)
+        test, hidden = on_target.federation.test, on_target.federation.unlabelled
         assert hidden is not None
         for words, policy in (("FedSSA, Adam", ADAM), ("FedSSA, SGD", DESCENT)):
             if words not in cell:
-                custom = after_training(seen, self.result, policy)
+                custom = after_training(on_target, self.result, policy)
                 cell |= {"FedAvg": reporting.rounded(custom.before), words: reporting.rounded(custom.accuracy)}
                 cell[f"client, {words}"] = int(custom.p.argmax())
-        head, fit = (make(hidden.x, resamples=0) for make in (self.known.target_head, self.known.target_fit))
-        shares = np.bincount(test.y.numpy(), minlength=seen.federation.classes) / len(test)
-        models = {"target_fit": fit.model, "target_head": head.model, "oracle": self.known.head(torch.tensor(shares))}
+        head, fit = (
+            make(hidden.x, resamples=0) for make in (self.class_models.target_head, self.class_models.target_fit)
+        )
+        shares = np.bincount(test.y.numpy(), minlength=on_target.federation.classes) / len(test)
+        models = {
+            "target_fit": fit.model,
+            "target_head": head.model,
+            "oracle": self.class_models.head(torch.tensor(shares)),
+        }
         for words, model in models.items():
             cell[words] = reporting.rounded(model.evaluate(test.x, test.y)["accuracy"])
         assert fit.p is not None
@@ -148,11 +154,11 @@ class Trained:
         cell["error of shares"] = reporting.rounded(float(np.abs(head.prior.shares - shares).sum() / 2))
         cell["check"] = head.check.holds
 
-    def in_rounds(self, name: str, cell: dict[str, Any]) -> None:
+    def fill_in_rounds(self, name: str, cell: dict[str, Any]) -> None:
         """Add FedSSA in rounds, with clients continuing from its mixtures; the last p is learnt as after training."""
-        seen = self.experiment(Method("fedssa", (CrossEntropy(),), mixing=DESCENT), TARGETS[name])
-        result = self.run(seen, name)
-        custom = after_training(seen, result, DESCENT)
+        experiment = self.experiment(Method("fedssa", (CrossEntropy(),), mixing=DESCENT), TARGETS[name])
+        result = self.run(experiment, name)
+        custom = after_training(experiment, result, DESCENT)
         cell |= {ROUNDS: reporting.rounded(custom.accuracy), f"client, {ROUNDS}": int(custom.p.argmax())}
         cell["left_out"] = reporting.excluded_share(result.history)
         if self.place:
@@ -166,7 +172,7 @@ def jumps(mixing: Path) -> int:
     return int((np.diff(p.argmax(1)) != 0).sum())
 
 
-def missing(
+def fill_missing(
     runs: dict[str, Any],
     seeds: Sequence[int],
     orders: Sequence[str],
@@ -177,22 +183,22 @@ def missing(
     """Fill in the cells, the cheap ones first; yields a description after each piece of work."""
     for order in orders:
         for seed in seeds:
-            trained, rows = Trained(order, seed, study, place), runs.setdefault(order, {}).setdefault(str(seed), {})
+            fedavg, rows = FedAvgRun(order, seed, study, place), runs.setdefault(order, {}).setdefault(str(seed), {})
             for name, target in TARGETS.items():
                 if "oracle" not in rows.get(name, {}):
-                    trained.once(target, rows.setdefault(name, {}))
-                    rows["left_out"] = reporting.excluded_share(trained.result.history)
+                    fedavg.fill_after_training(target, rows.setdefault(name, {}))
+                    rows["left_out"] = reporting.excluded_share(fedavg.result.history)
             yield f"{order}, seed {seed}"
     for name in only:
         for order in orders:
             for seed in seeds:
                 cell = runs[order][str(seed)][name]
                 if ROUNDS not in cell:
-                    Trained(order, seed, study, place).in_rounds(name, cell)
+                    FedAvgRun(order, seed, study, place).fill_in_rounds(name, cell)
                     yield f"{order}, seed {seed}, {name}, in rounds"
 
 
-def shown(values: Sequence[float], seeds: int) -> str:
+def format_cell(values: Sequence[float], seeds: int) -> str:
     """Mean ± standard error in percent, with the number of values if some seeds are missing; or a dash."""
     if not values:
         return "–"
@@ -201,24 +207,27 @@ def shown(values: Sequence[float], seeds: int) -> str:
 
 def table(seeds: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
     """The accuracies of one order, and how often the right client has the largest weight."""
-    cells = [(name, [one[name] for one in seeds.values()]) for name in TARGETS]
-    ways = [way for way in WAYS if any(way in cell for _, each in cells for cell in each)]
+    cells = [(name, [rows[name] for rows in seeds.values()]) for name in TARGETS]
+    ways = [way for way in WAYS if any(way in cell for _, seed_cells in cells for cell in seed_cells)]
     lines = []
-    for name, each in cells:
-        measured = [shown([cell[way] for cell in each if way in cell], len(each)) for way in ways]
-        off = 100 * fmean(cell["error of shares"] for cell in each)
-        lines.append([name, *measured, f"{off:.1f}", f"{sum(cell['check'] for cell in each)}/{len(each)}"])
+    for name, seed_cells in cells:
+        means = [format_cell([cell[way] for cell in seed_cells if way in cell], len(seed_cells)) for way in ways]
+        off = 100 * fmean(cell["error of shares"] for cell in seed_cells)
+        lines.append([name, *means, f"{off:.1f}", f"{sum(cell['check'] for cell in seed_cells)}/{len(seed_cells)}"])
     text = [reporting.table(["target", *ways, "error of shares", "check passed"], lines), ""]
     right = []
     for way in (way for way in CHOOSING if way in ways):
-        skewed = [(k, cell[f"client, {way}"]) for k, (_, each) in enumerate(cells[:SKEWED]) for cell in each
+        skewed = [(k, cell[f"client, {way}"]) for k, (_, seed_cells) in enumerate(cells[:SKEWED]) for cell in seed_cells
                   if f"client, {way}" in cell]  # fmt: skip
-        right.append(f"{way} {sum(chosen == k for k, chosen in skewed)} of {len(skewed)}")
+        right.append(f"{way} {sum(client == k for k, client in skewed)} of {len(skewed)}")
     text += [f"The right client: {', '.join(right)}."]
-    moved = {name: [cell[JUMPS] for cell in each if JUMPS in cell] for name, each in cells}
-    told = [f"{name}: {', '.join(map(str, counts))}" for name, counts in moved.items() if counts]
-    if told:
-        text += ["", f"FedSSA in rounds, how often the largest coefficient moved to another client: {'; '.join(told)}."]
+    moved = {name: [cell[JUMPS] for cell in seed_cells if JUMPS in cell] for name, seed_cells in cells}
+    jump_counts = [f"{name}: {', '.join(map(str, counts))}" for name, counts in moved.items() if counts]
+    if jump_counts:
+        text += [
+            "",
+            f"FedSSA in rounds, how often the largest coefficient moved to another client: {'; '.join(jump_counts)}.",
+        ]
     return text
 
 
@@ -260,19 +269,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=Path, help="keep the runs there; by default they are not kept")
     args = parser.parse_args(arguments)
     study = STUDIES[args.study]
-    asked = {key: vars(args)[key] for key in ("images", "rounds", "lr") if vars(args)[key]}
-    study = replace(study, scale=replace(study.scale, **asked))
-    stored = args.out / f"{study.name}.json"
+    overrides = {key: vars(args)[key] for key in ("images", "rounds", "lr") if vars(args)[key]}
+    study = replace(study, scale=replace(study.scale, **overrides))
+    path = args.out / f"{study.name}.json"
     words = sys.argv[1:] if arguments is None else arguments
-    said = shlex.join(["python", "recipes/ssa/heads.py", *words])
-    results: dict[str, Any] = {"command": said, "machine": "", "notes": [], "runs": {}} | reporting.read(stored)
+    command = shlex.join(["python", "recipes/ssa/heads.py", *words])
+    results: dict[str, Any] = {"command": command, "machine": "", "notes": [], "runs": {}} | reporting.read(path)
     results |= {} if "scale" in results else {"scale": vars(study.scale)}
     if not args.table:
-        for done in missing(results["runs"], args.seeds, args.order, study, args.in_rounds, args.runs):
-            print(done, flush=True)
+        for description in fill_missing(results["runs"], args.seeds, args.order, study, args.in_rounds, args.runs):
+            print(description, flush=True)
             results |= {"machine": reporting.machine(), "scale": vars(study.scale)}
-            reporting.write(stored, results)
-    reporting.write(stored.with_suffix(".md"), tables(study, results))
+            reporting.write(path, results)
+    reporting.write(path.with_suffix(".md"), tables(study, results))
     return reporting.exit_code(results)
 
 

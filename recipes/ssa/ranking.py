@@ -39,47 +39,47 @@ from fedloom.parts.objectives import CrossEntropy
 
 NAME = "ranking"
 VIEWS = (("jitter", "blur"), ("crop", "flip"), ("crop", "flip", "jitter", "blur"))
-TRAINED = ((), ("crop", "flip"))
+AUGMENTS = ((), ("crop", "flip"))
 SCALE = Scale(images=12_000, rounds=6, epochs=5, lr=0.02, tested=2000, unlabelled=1000)
 
 
 @dataclass(frozen=True)
-class Watched(Mixing):
+class RecordingMixing(Mixing):
     """FedAvg's coefficients, while FedSSA's terms for every client alone are recorded."""
 
     arrays: Arrays = field(compare=False)
-    seen: list[dict[str, dict[str, list[float]]]] = field(default_factory=list, compare=False)
+    records: list[dict[str, dict[str, list[float]]]] = field(default_factory=list, compare=False)
 
     needs = Needs(target="views", updates=True)
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         """By samples."""
         assert info.server_data is not None
-        models, found = info.models(), {}
+        models, by_views = info.models(), {}
         for views in VIEWS:
             data = replace(info.server_data, change=pipeline(views, self.arrays))
             cos, var = terms(*view_logits(data, models, info.buffers, info.t))
-            found[" ".join(views)] = {"cos": cos, "var": var}
-        self.seen.append(found)
+            by_views[" ".join(views)] = {"cos": cos, "var": var}
+        self.records.append(by_views)
         return super().coefficients(state, info)
 
 
 def terms(first: Tensor, second: Tensor) -> tuple[list[float], list[float]]:
     """The mean cosine between two views' predictions, and the mean variance, of every model alone, [K] each."""
-    one, other = (torch.softmax(z.double(), -1) for z in (first, second))  # [M, K, C]
-    var = (one.var(-1, correction=0) + other.var(-1, correction=0)) / 2
-    return cosine_similarity(one, other, dim=-1).mean(0).tolist(), var.mean(0).tolist()
+    first_p, second_p = (torch.softmax(z.double(), -1) for z in (first, second))  # [M, K, C]
+    var = (first_p.var(-1, correction=0) + second_p.var(-1, correction=0)) / 2
+    return cosine_similarity(first_p, second_p, dim=-1).mean(0).tolist(), var.mean(0).tolist()
 
 
 def look(scale: Scale, augment: tuple[str, ...], seed: int) -> dict[str, dict[str, list[list[float]]]]:
     """For every kind of view, both terms of all clients in every round, [T][K]."""
     federation = common.deal("niid_1", 5, "skew", seed, scale)
     arrays = federation.train.arrays
-    watched = Watched(arrays)
+    mixing = RecordingMixing(arrays)
     shape = {"classes": arrays.classes, "inputs": tuple(arrays.x.shape[1:])}
     run(
         Experiment(
-            Method("watched", (CrossEntropy(),), mixing=watched),
+            Method("watched", (CrossEntropy(),), mixing=mixing),
             federation,
             lambda: models.make("fedssa_cnn", **shape),
             rounds=scale.rounds,
@@ -91,8 +91,10 @@ def look(scale: Scale, augment: tuple[str, ...], seed: int) -> dict[str, dict[st
         )
     )
     return {
-        views: {term: [[round(v, 4) for v in each[views][term]] for each in watched.seen] for term in ("cos", "var")}
-        for views in watched.seen[0]
+        views: {
+            term: [[round(v, 4) for v in record[views][term]] for record in mixing.records] for term in ("cos", "var")
+        }
+        for views in mixing.records[0]
     }
 
 
@@ -113,11 +115,11 @@ def tables(results: dict[str, Any]) -> str:
         f"{scale['lr']:g}; one number per seed."
     ]  # fmt: skip
     header, body = ["trained with", "views", "cos", "var", "cos + var"], []
-    for trained, seeds in results["runs"].items():
+    for augment, seeds in results["runs"].items():
         for views in map(" ".join, VIEWS):
-            cos, var = ([each[views][term] for each in seeds.values()] for term in ("cos", "var"))
+            cos, var = ([record[views][term] for record in seeds.values()] for term in ("cos", "var"))
             both = [np.add(a, b).tolist() for a, b in zip(cos, var, strict=True)]
-            body.append([trained, views, *(", ".join(str(first(v)) for v in which) for which in (cos, var, both))])
+            body.append([augment, views, *(", ".join(str(first(v)) for v in which) for which in (cos, var, both))])
     text += ["", reporting.table(header, body)]
     text += ["", f"`{results['command']}`, seeds {', '.join(next(iter(results['runs'].values()), {}))}."]
     text += [f"{results['machine']}."]
@@ -132,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     scale = replace(SCALE, images=args.images, rounds=args.rounds)
     empty = {"command": "python recipes/ssa/ranking.py", "machine": "", "notes": [], "runs": {}}
     results: dict[str, Any] = {**empty, "scale": vars(scale), **reporting.read(args.out / f"{NAME}.json")}
-    for augment in () if args.table else TRAINED:
+    for augment in () if args.table else AUGMENTS:
         rows = results["runs"].setdefault(" ".join(augment) or "images as they are", {})
         for seed in args.seeds:
             if str(seed) not in rows:

@@ -75,32 +75,32 @@ def accuracies(seeds: Mapping[str, Cells], target: str) -> dict[str, float]:
     return {seed: cells[target]["accuracy"] for seed, cells in seeds.items() if target in cells}
 
 
-def body(found: Mapping[str, Mapping[str, Cells]], place: int) -> list[list[str]]:
+def body(runs: Mapping[str, Mapping[str, Cells]], place: int) -> list[list[str]]:
     """One line per method, mean ± standard error over seeds, the best per target in bold, and the published figures."""
     means = {
         (name, target): fmean(values.values())
-        for name, seeds in found.items()
+        for name, seeds in runs.items()
         for target in TARGETS
         if (values := accuracies(seeds, target))
     }
     best = {target: max(value for (_, at), value in means.items() if at == target) for _, target in means}
     lines = []
-    for name, seeds in found.items():
+    for name, seeds in runs.items():
         line = [name]
         for target in TARGETS:
-            shown = mean_error(accuracies(seeds, target).values(), 100)
-            line.append(f"**{shown}**" if means.get((name, target)) == best.get(target, 0) else shown)
+            figure = mean_error(accuracies(seeds, target).values(), 100)
+            line.append(f"**{figure}**" if means.get((name, target)) == best.get(target, 0) else figure)
         paper = PUBLISHED.get(name)
         lines.append([*line, *([f"{value:.2f}" for value in paper[place]] if paper else ["-"] * 3)])
     return lines
 
 
-def gains(found: Mapping[str, Mapping[str, Cells]]) -> list[list[str]]:
+def gains(runs: Mapping[str, Mapping[str, Cells]]) -> list[list[str]]:
     """The gain of each method over FedAvg, paired by seed, with 95 % intervals."""
-    base = found.get("FedAvg", {})
+    base = runs.get("FedAvg", {})
     return [
         [name, *(gained(accuracies(seeds, target), accuracies(base, target), 100) or "-" for target in TARGETS)]
-        for name, seeds in found.items()
+        for name, seeds in runs.items()
         if name != "FedAvg"
     ]
 
@@ -113,11 +113,11 @@ def correlation(cell: Mapping[str, Any]) -> float | None:
     return round(float(np.corrcoef(rankdata(p), rankdata(similar))[0, 1]), 3)
 
 
-def weights(found: Mapping[str, Mapping[str, Cells]], seed: str) -> list[list[str]]:
+def weights(runs: Mapping[str, Mapping[str, Cells]], seed: str) -> list[list[str]]:
     """FedSSA's coefficients of the last round, target by target (figure 2)."""
     lines = []
     for name in MIXING:
-        for target, cell in found.get(name, {}).get(seed, {}).items():
+        for target, cell in runs.get(name, {}).get(seed, {}).items():
             rank = correlation(cell)
             p, similar = (" ".join(f"{value:.2f}" for value in cell[key]) for key in ("p", "similarity"))
             lines.append([name, target, p, similar, "-" if rank is None else f"{rank:.2f}"])
@@ -139,28 +139,31 @@ def tables(results: dict[str, Any]) -> str:
     ]
     header = ["method", *TARGETS, "paper: skew", "imb 100", "imb 50"]
     for place, (partition, (words, _, clients)) in enumerate(PARTITIONS.items()):
-        found = results["runs"].get(partition, {})
-        rows = {name: found[name] for name in METHODS if name in found}
+        partition_runs = results["runs"].get(partition, {})
+        rows = {name: partition_runs[name] for name in METHODS if name in partition_runs}
         if not rows:
             continue
         text += ["", f"## {words}, {clients} clients", "", reporting.table(header, body(rows, place))]
         if any(len(accuracies(seeds, target)) > 1 for seeds in rows.values() for target in TARGETS):
             text += ["", "Gains over FedAvg, paired by seed, with 95 % intervals:", ""]
             text += [reporting.table(["method", *TARGETS], gains(rows))]
-            each = {name: accuracies(seeds, "skew") for name, seeds in rows.items() if name in ("FedAvg", *MIXING)}
-            shown = (
-                f"{name}: {', '.join(f'{100 * value:.1f}' for value in one.values())}" for name, one in each.items()
+            skew = {name: accuracies(seeds, "skew") for name, seeds in rows.items() if name in ("FedAvg", *MIXING)}
+            lists = (
+                f"{name}: {', '.join(f'{100 * value:.1f}' for value in values.values())}"
+                for name, values in skew.items()
             )
-            text += ["", f"Skew, seed by seed: {'; '.join(shown)}."]
-        if mixed := weights(found, seed):
+            text += ["", f"Skew, seed by seed: {'; '.join(lists)}."]
+        if coefficient_rows := weights(partition_runs, seed):
             text += [
                 "",
                 f"Coefficients p of seed {seed} in the last round, the cosine similarity of the client's and the "
                 "target's label counts,",
             ]
             text += ["and Spearman's rank correlation of the two:", ""]
-            text += [reporting.table(["method", "target", "p", "similarity", "rank correlation"], mixed)]
-    seeds = sorted({one for found in results["runs"].values() for cells in found.values() for one in cells}, key=int)
+            text += [reporting.table(["method", "target", "p", "similarity", "rank correlation"], coefficient_rows)]
+    seeds = sorted(
+        {key for by_method in results["runs"].values() for cells in by_method.values() for key in cells}, key=int
+    )
     numbers = f"seeds {', '.join(seeds)}" if len(seeds) > 1 else f"seed {seed}"
     text += ["", f"`{results['command']}`, {numbers}. {results['machine']}."]
     text += [f"The runs took at least {results['core_seconds'] / 60:.0f} minutes of one core."]
@@ -191,7 +194,7 @@ def report(results: dict[str, Any], out: Path, name: str) -> None:
     picture(results, out / f"{name}.png")
 
 
-def stored(out: Path, name: str) -> dict[str, Any]:
+def read_results(out: Path, name: str) -> dict[str, Any]:
     """Results so far."""
     return {
         "command": "python recipes/ssa/table_1.py" + (" --scale small" if name == "table_1_small" else ""),
@@ -218,11 +221,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=Path, help="run directories; by default runs/ssa_large or runs/ssa")
     args = parser.parse_args(arguments)
     name = "table_1" if args.scale == "large" else "table_1_small"
-    results = stored(args.out, name)
-    asked = {key: vars(args)[key] for key in ("images", "rounds") if vars(args)[key]}
+    results = read_results(args.out, name)
+    overrides = {key: vars(args)[key] for key in ("images", "rounds") if vars(args)[key]}
     place = args.runs or Path("runs/ssa" if args.scale == "small" else "runs/ssa_large")
-    runs = Runs(place, replace(SCALES[name], **asked))
-    before, cheap_first = results["core_seconds"], sorted(args.only, key=lambda one: one in AWARE)
+    runs = Runs(place, replace(SCALES[name], **overrides))
+    before, cheap_first = results["core_seconds"], sorted(args.only, key=lambda method: method in AWARE)
     for partition, seed, method in product(args.partition, () if args.table else args.seeds, cheap_first):
         if fill(runs, results, partition, method, seed, args.targets):
             results |= {"machine": reporting.machine(), "scale": vars(runs.scale)}

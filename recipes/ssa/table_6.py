@@ -42,21 +42,21 @@ def tables(results: dict[str, Any]) -> str:
         "columns.",
     ]
     text += ["Means ± standard errors over seeds; gains over FedAvg are paired by seed, with 95 % intervals.", ""]
-    found = {
+    accuracies = {
         (name, k): {seed: cell["accuracy"] for seed, cell in cells.get(str(k), {}).items()}
         for name, cells in results["runs"].items()
         for k in CLIENTS
     }
     lines = []
     for name in ROWS:
-        mine = [(found.get((name, k), {}), found.get(("FedAvg", k), {})) for k in CLIENTS]
-        shown = [mean_error(accuracy.values(), 100, 2) for accuracy, _ in mine]
-        gains = [gained(*pair, 100, 2) if name != "FedAvg" else "" for pair in mine]
+        pairs = [(accuracies.get((name, k), {}), accuracies.get(("FedAvg", k), {})) for k in CLIENTS]
+        means = [mean_error(accuracy.values(), 100, 2) for accuracy, _ in pairs]
+        gains = [gained(*pair, 100, 2) if name != "FedAvg" else "" for pair in pairs]
         paper = PUBLISHED.get(name)
-        lines.append([name, *shown, *gains, *([f"{value:.2f}" for value in paper] if paper else ["-"] * len(CLIENTS))])
+        lines.append([name, *means, *gains, *([f"{value:.2f}" for value in paper] if paper else ["-"] * len(CLIENTS))])
     header = ["method", *(f"{words}{k}" for words in ("K = ", "gain, K = ", "paper (CIFAR-10): ") for k in CLIENTS)]
     text += [reporting.table(header, lines), ""]
-    seeds = sorted({seed for accuracy in found.values() for seed in accuracy}, key=int)
+    seeds = sorted({seed for accuracy in accuracies.values() for seed in accuracy}, key=int)
     text += [f"`{results['command']}`, seeds {', '.join(seeds)}. {results['machine']}."]
     return "\n".join([*text, *reporting.notes(results)])
 
@@ -71,16 +71,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--images", type=int, default=Scale.images)
     args = parser.parse_args(arguments)
     empty = {"command": "python recipes/ssa/table_6.py", "machine": "", "notes": [], "runs": {}}
-    stored = args.out / f"{NAME}.json"
-    results = empty | reporting.read(stored)
+    path = args.out / f"{NAME}.json"
+    results = empty | reporting.read(path)
     runs = Runs(args.runs, Scale(args.images, args.rounds))
     for seed, clients, name in product(() if args.table else args.seeds, args.clients, args.only):
         by_seed = results["runs"].setdefault(name, {}).setdefault(str(clients), {})
         if str(seed) not in by_seed:
             by_seed[str(seed)] = runs.figures(name, "niid_2", clients, seed, ["skew"])["skew"]
             results["machine"] = reporting.machine()
-            reporting.publish(stored, results, tables(results))
-    reporting.publish(stored, results, tables(results))
+            reporting.publish(path, results, tables(results))
+    reporting.publish(path, results, tables(results))
     return reporting.exit_code(results)
 
 

@@ -27,8 +27,8 @@ from fedloom.parts.mixing import Confidence, Similarity, Uniform
 from fedloom_apps.customise.ensemble import after_training, sample_wise
 
 NAME = "weights"
-SHOWN = ("skew", "imbalanced 100", "uniform")
-PLUGGED = ("FedAvg", "FedProx", "SCAFFOLD", "FedDyn", "MOON")
+MAIN_TARGETS = ("skew", "imbalanced 100", "uniform")
+BASE_METHODS = ("FedAvg", "FedProx", "SCAFFOLD", "FedDyn", "MOON")
 POLICIES: dict[str, Mixing] = {
     "FedSSA": DESCENT,
     "FedSSA, Adam": ADAM,
@@ -69,85 +69,91 @@ PAPER = {  # CIFAR-10, NIID-1
 
 def votes(runs: Runs, partition: str, seed: int) -> dict[str, dict[str, float | None]]:
     """Table 2: five ways to predict, on each target."""
-    clients, found = PARTITIONS[partition][2], {}
-    for target in SHOWN:
-        own = sample_wise(*looked(runs, "Local", partition, clients, seed, target))
-        shared = sample_wise(*looked(runs, "FedAvg", partition, clients, seed, target))
-        found[target] = {
-            "local training": rounded(own.local),
-            "local training + ensemble": rounded(own.ensemble),
+    clients, by_target = PARTITIONS[partition][2], {}
+    for target in MAIN_TARGETS:
+        local = sample_wise(*finished_on_target(runs, "Local", partition, clients, seed, target))
+        shared = sample_wise(*finished_on_target(runs, "FedAvg", partition, clients, seed, target))
+        by_target[target] = {
+            "local training": rounded(local.local),
+            "local training + ensemble": rounded(local.ensemble),
             "FedAvg": rounded(shared.server),
             "FedAvg + ensemble": rounded(shared.ensemble),
             "sample-wise FedSSA": rounded(shared.sample_wise),
-            "sample-wise FedSSA of local training": rounded(own.sample_wise),
+            "sample-wise FedSSA of local training": rounded(local.sample_wise),
         }
-    return found
+    return by_target
 
 
-def looked(runs: Runs, name: str, partition: str, clients: int, seed: int, target: str) -> tuple[Any, Any]:
+def finished_on_target(runs: Runs, name: str, partition: str, clients: int, seed: int, target: str) -> tuple[Any, Any]:
     """A finished run that did not use a target, evaluated on one."""
     experiment, result = runs.finished(name, partition, clients, seed)
     return runs.with_target(experiment, target), result
 
 
-def plugged(runs: Runs, partition: str, seed: int) -> dict[str, dict[str, dict[str, Any]]]:
+def policies_by_method(runs: Runs, partition: str, seed: int) -> dict[str, dict[str, dict[str, Any]]]:
     """Tables 3 and 9: each policy on the last client models of each method, by target."""
-    clients, found = PARTITIONS[partition][2], {}
-    for name in PLUGGED:
-        found[name] = {}
-        for target in common.TARGETS if name == "FedAvg" else SHOWN:
-            experiment, result = looked(runs, name, partition, clients, seed, target)
+    clients, by_method = PARTITIONS[partition][2], {}
+    for name in BASE_METHODS:
+        by_method[name] = {}
+        for target in common.TARGETS if name == "FedAvg" else MAIN_TARGETS:
+            experiment, result = finished_on_target(runs, name, partition, clients, seed, target)
             cell: dict[str, Any] = {"labels": similarity(experiment.federation)}
             for words, policy in POLICIES.items():
                 custom = after_training(experiment, result, policy)
                 cell |= {"before": rounded(custom.before), words: rounded(custom.accuracy)}
                 cell[f"p, {words}"] = [round(float(value), 4) for value in custom.p]
-            found[name][target] = cell
-    return found
+            by_method[name][target] = cell
+    return by_method
 
 
-def single(runs: Runs, partition: str, seed: int) -> dict[str, list[float]]:
+def single_clients(runs: Runs, partition: str, seed: int) -> dict[str, list[float]]:
     """Table 4: the accuracy of every client's last model under FedAvg."""
     clients = PARTITIONS[partition][2]
     return {
-        t: client_accuracies(*looked(runs, "FedAvg", partition, clients, seed, t)) for t in ("skew", "imbalanced 50")
+        t: client_accuracies(*finished_on_target(runs, "FedAvg", partition, clients, seed, t))
+        for t in ("skew", "imbalanced 50")
     }
 
 
 def sensitivity(runs: Runs, partition: str, seed: int) -> dict[str, dict[str, float | None]]:
     """Accuracies after training for other λ, rates and epochs, on FedAvg's last client models."""
-    found: dict[str, dict[str, float | None]] = {}
-    tried: dict[str, Mixing] = {
+    by_target: dict[str, dict[str, float | None]] = {}
+    policies: dict[str, Mixing] = {
         f"lambda {v:g} {e:g}": replace(DESCENT, variance=v, entropy=e) for v in VARIANCES for e in ENTROPIES
     }
     for words, kind in (("SGD", DESCENT), ("Adam", ADAM)):
-        tried |= {f"rate {lr:g}, {words}": replace(kind, lr=lr) for lr in RATES}
-        tried |= {f"epochs {e}, {words}": replace(kind, steps=e * STEPS_A_PASS) for e in EPOCHS}
-    for target in SHOWN:
-        experiment, result = looked(runs, "FedAvg", partition, PARTITIONS[partition][2], seed, target)
-        found[target] = {k: rounded(after_training(experiment, result, p).accuracy) for k, p in tried.items()}
-    return found
+        policies |= {f"rate {lr:g}, {words}": replace(kind, lr=lr) for lr in RATES}
+        policies |= {f"epochs {e}, {words}": replace(kind, steps=e * STEPS_A_PASS) for e in EPOCHS}
+    for target in MAIN_TARGETS:
+        experiment, result = finished_on_target(runs, "FedAvg", partition, PARTITIONS[partition][2], seed, target)
+        by_target[target] = {k: rounded(after_training(experiment, result, p).accuracy) for k, p in policies.items()}
+    return by_target
 
 
-def repeated(runs: Runs, partition: str, seed: int) -> dict[str, dict[str, float | None]]:
+def policies_of_seed(runs: Runs, partition: str, seed: int) -> dict[str, dict[str, float | None]]:
     """Table 3's first line again with another seed: each policy on FedAvg's last client models, on all targets."""
-    found: dict[str, dict[str, float | None]] = {}
+    by_target: dict[str, dict[str, float | None]] = {}
     for target in common.TARGETS:
-        experiment, result = looked(runs, "FedAvg", partition, PARTITIONS[partition][2], seed, target)
+        experiment, result = finished_on_target(runs, "FedAvg", partition, PARTITIONS[partition][2], seed, target)
         customs = {words: after_training(experiment, result, policy) for words, policy in REPEATED.items()}
         before = rounded(next(iter(customs.values())).before)
-        found[target] = {"FedAvg": before} | {words: rounded(custom.accuracy) for words, custom in customs.items()}
-    return found
+        by_target[target] = {"FedAvg": before} | {words: rounded(custom.accuracy) for words, custom in customs.items()}
+    return by_target
 
 
 def gains(seeds: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
     """The mean gain of each policy over FedAvg's own model, and those of the single seeds."""
-    lines = [["FedAvg", *(f"{100 * fmean(one[t]['FedAvg'] for one in seeds.values()):.2f}" for t in common.TARGETS)]]
+    lines = [
+        [
+            "FedAvg",
+            *(f"{100 * fmean(by_target[t]['FedAvg'] for by_target in seeds.values()):.2f}" for t in common.TARGETS),
+        ]
+    ]
     for words in REPEATED:
         line = [words]
         for target in common.TARGETS:
-            each = [100 * (one[target][words] - one[target]["FedAvg"]) for one in seeds.values()]
-            line.append(f"{fmean(each):+.2f} ({', '.join(f'{value:+.2f}' for value in each)})")
+            points = [100 * (by_target[target][words] - by_target[target]["FedAvg"]) for by_target in seeds.values()]
+            line.append(f"{fmean(points):+.2f} ({', '.join(f'{value:+.2f}' for value in points)})")
         lines.append(line)
     return reporting.table(["", *common.TARGETS], lines)
 
@@ -157,63 +163,70 @@ def percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.2f}"
 
 
-def page(found: Mapping[str, Any], words: str, rows: Mapping[str, Any]) -> list[str]:
+def page(results: Mapping[str, Any], words: str, rows: Mapping[str, Any]) -> list[str]:
     """The tables of one partition; ``rows`` are the figures of table_1.py for table 4."""
     text: list[str] = []
-    if "votes" in found:
+    if "votes" in results:
         text += ["", f"## {words}: sample by sample, without a target (table 2)", ""]
         lines = []
-        for name in found["votes"]["skew"]:
+        for name in results["votes"]["skew"]:
             paper = PAPER[2].get(name)
-            shown = [percent(found["votes"][target][name]) for target in SHOWN]
-            lines.append([name, *shown, *([f"{value:.2f}" for value in paper] if paper else ["-"] * 3)])
-        header = ["", *SHOWN, *(f"paper: {t}" for t in ("skew", "imb", "uniform"))]
+            figures = [percent(results["votes"][target][name]) for target in MAIN_TARGETS]
+            lines.append([name, *figures, *([f"{value:.2f}" for value in paper] if paper else ["-"] * 3)])
+        header = ["", *MAIN_TARGETS, *(f"paper: {t}" for t in ("skew", "imb", "uniform"))]
         text += [reporting.table(header, lines)]
-    if "plugged" in found:
+    if "plugged" in results:
         text += ["", f"## {words}: after training (table 3)", ""]
         lines = []
-        for name, cells in found["plugged"].items():
+        for name, cells in results["plugged"].items():
             for policy in LEARNT:
-                shown = [f"{percent(c[policy])} ({100 * (c[policy] - c['before']):+.2f})"
-                         for c in (cells[t] for t in SHOWN)]  # fmt: skip
+                figures = [f"{percent(c[policy])} ({100 * (c[policy] - c['before']):+.2f})"
+                         for c in (cells[t] for t in MAIN_TARGETS)]  # fmt: skip
                 paper = [f"{a:.2f} ({gain:+.2f})" for a, gain in PAPER[3][name]]
-                lines.append([name, policy, *shown, *(paper if policy == "FedSSA" else [""] * 3)])
+                lines.append([name, policy, *figures, *(paper if policy == "FedSSA" else [""] * 3)])
         text += ["Accuracy, and in brackets the gain over the method's own server model.", ""]
-        header = ["method", "weights", *SHOWN, *(f"paper: {t}" for t in ("skew", "imb", "uniform"))]
+        header = ["method", "weights", *MAIN_TARGETS, *(f"paper: {t}" for t in ("skew", "imb", "uniform"))]
         text += [reporting.table(header, lines)]
-        if "seeds" in found:
+        if "seeds" in results:
             text += [
                 "",
-                f"FedAvg with seeds {', '.join(found['seeds'])}: mean accuracy, and the mean gain of weights learnt",
+                f"FedAvg with seeds {', '.join(results['seeds'])}: mean accuracy, and the mean gain of weights learnt",
             ]
-            text += ["after training, with the gain of each seed in brackets.", "", gains(found["seeds"])]
+            text += ["after training, with the gain of each seed in brackets.", "", gains(results["seeds"])]
         text += ["", f"## {words}: simple rules (table 9), on FedAvg's last client models", ""]
-        cells = found["plugged"]["FedAvg"]
+        cells = results["plugged"]["FedAvg"]
         rules = {"before": "FedAvg"} | {policy: policy for policy in ("similarity", "confidence", *LEARNT)}
-        lines = [[shown, *(percent(cells[t][key]) for t in cells)] for key, shown in rules.items()]
+        lines = [[label, *(percent(cells[t][key]) for t in cells)] for key, label in rules.items()]
         text += [reporting.table(["", *cells], lines)]
-    if "single" in found:
+    if "single" in results:
         text += ["", f"## {words}: single client models (table 4)", ""]
         lines = []
-        for target, each in found["single"].items():
-            others = [percent(rows.get(n, {}).get(target, {}).get("accuracy")) for n in BESIDE]
-            lines.append([target, *map(percent, each), *others])
-        clients = [f"L{k + 1}" for k in range(len(found["single"]["skew"]))]
+        for target, accuracies in results["single"].items():
+            rivals = [percent(rows.get(n, {}).get(target, {}).get("accuracy")) for n in BESIDE]
+            lines.append([target, *map(percent, accuracies), *rivals])
+        clients = [f"L{k + 1}" for k in range(len(results["single"]["skew"]))]
         text += [reporting.table(["target", *clients, *BESIDE], lines)]
-    if "sensitivity" in found:
+    if "sensitivity" in results:
         text += ["", f"## {words}: other settings of the weights (tables 7 and 8, figures 4b to 4d)", ""]
         text += [
-            f"After training, on FedAvg's last client models; accuracy on {', '.join(SHOWN)}. λ: by SGD at .01.",
+            f"After training, on FedAvg's last client models; accuracy on {', '.join(MAIN_TARGETS)}. λ: by SGD at .01.",
             "",
         ]
-        tried = found["sensitivity"]
+        by_target = results["sensitivity"]
         lines = [
-            [f"{e:g}", *(" / ".join(percent(tried[t][f"lambda {v:g} {e:g}"]) for t in SHOWN) for v in VARIANCES)]
+            [
+                f"{e:g}",
+                *(" / ".join(percent(by_target[t][f"lambda {v:g} {e:g}"]) for t in MAIN_TARGETS) for v in VARIANCES),
+            ]
             for e in ENTROPIES
         ]
         text += [reporting.table(["λ_we", *(f"λ_var {v:g}" for v in VARIANCES)], lines), ""]
-        lines = [[key, *(percent(tried[t][key]) for t in SHOWN)] for key in tried["skew"] if key[:6] != "lambda"]
-        text += [reporting.table(["setting", *SHOWN], lines)]
+        lines = [
+            [key, *(percent(by_target[t][key]) for t in MAIN_TARGETS)]
+            for key in by_target["skew"]
+            if key[:6] != "lambda"
+        ]
+        text += [reporting.table(["setting", *MAIN_TARGETS], lines)]
     return text
 
 
@@ -227,8 +240,8 @@ def tables(results: dict[str, Any], rows: Mapping[str, Any]) -> str:
         "of views."
     ]
     for partition, (words, _, _) in PARTITIONS.items():
-        mine = {name: seeds.get(str(results["seed"]), {}) for name, seeds in rows.get(partition, {}).items()}
-        text += page(results["found"].get(partition, {}), words, mine)
+        seed_rows = {name: seeds.get(str(results["seed"]), {}) for name, seeds in rows.get(partition, {}).items()}
+        text += page(results["found"].get(partition, {}), words, seed_rows)
     text += ["", f"`{results['command']}`, seed {results['seed']}. {results['machine']}."]
     return "\n".join([*text, *reporting.notes(results)])
 
@@ -258,15 +271,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     runs = Runs(args.runs, Scale(args.images, args.rounds))
     results["machine"] = reporting.machine()
     for partition in args.partition:
-        found = results["found"].setdefault(partition, {})
-        for name, measure in (("single", single), ("plugged", plugged), ("votes", votes),
+        partition_results = results["found"].setdefault(partition, {})
+        for name, measure in (("single", single_clients), ("plugged", policies_by_method), ("votes", votes),
                               ("sensitivity", sensitivity)):  # fmt: skip
-            if name not in found:
-                found[name] = measure(runs, partition, args.seed)
+            if name not in partition_results:
+                partition_results[name] = measure(runs, partition, args.seed)
                 report(results, args.out)
         for seed in args.seeds:
-            if str(seed) not in found.setdefault("seeds", {}):
-                found["seeds"][str(seed)] = repeated(runs, partition, seed)
+            if str(seed) not in partition_results.setdefault("seeds", {}):
+                partition_results["seeds"][str(seed)] = policies_of_seed(runs, partition, seed)
                 report(results, args.out)
     return 0
 

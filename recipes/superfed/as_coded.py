@@ -42,16 +42,16 @@ class Norms(Drift):
     sizes: tuple[int, ...]
 
     def grad(self, grad: Tensor, w: Tensor, ctx: Context) -> Tensor:
-        apart = torch.split(w - ctx.received, list(self.sizes))
-        return grad.add_(torch.cat([a / a.norm().clamp(min=1e-12) for a in apart]), alpha=self.mu)
+        differences = torch.split(w - ctx.received, list(self.sizes))
+        return grad.add_(torch.cat([a / a.norm().clamp(min=1e-12) for a in differences]), alpha=self.mu)
 
 
-def as_coded(made: Experiment) -> Experiment:
+def as_coded(conditions: Experiment) -> Experiment:
     """The experiment with the pull of the authors' code."""
-    personal = made.method.personal
-    sizes = tuple(p.numel() for p in made.model().parameters())
+    personal = conditions.method.personal
+    sizes = tuple(p.numel() for p in conditions.model().parameters())
     pull = Norms(personal.mu, sizes)  # type: ignore[attr-defined]
-    return replace(made, method=replace(made.method, personal=replace(personal, mu=0.0), drift=pull))  # type: ignore[call-arg]
+    return replace(conditions, method=replace(conditions.method, personal=replace(personal, mu=0.0), drift=pull))  # type: ignore[call-arg]
 
 
 def trial(name: str, seed: int, rounds: int) -> dict[str, Any]:
@@ -59,9 +59,9 @@ def trial(name: str, seed: int, rounds: int) -> dict[str, Any]:
     mnist = common.mnist()
     rows = stream(seed, "as coded").permutation(len(mnist.train))[:IMAGES]
     few = replace(mnist, train=mnist.train.take(np.sort(rows)), groups=None, groups_test=None)
-    made = experiment(name.partition(",")[0], data(few, CLIENTS, seed), rounds, seed, SCRIPTS)
-    made = as_coded(made) if "as coded" in name else made
-    history = run(made).history
+    conditions = experiment(name.partition(",")[0], data(few, CLIENTS, seed), rounds, seed, SCRIPTS)
+    conditions = as_coded(conditions) if "as coded" in name else conditions
+    history = run(conditions).history
     return {
         "accuracy": history[-1]["clients/accuracy/mean"],
         "left_out": reporting.excluded_share(history),
@@ -82,17 +82,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing, seed by seed."""
     parser = reporting.options(__doc__, common.RESULTS, SEEDS)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    given = parser.parse_args(arguments)
-    place = given.out / "as_coded.json"
+    args = parser.parse_args(arguments)
+    place = args.out / "as_coded.json"
     results = {"command": "FEDLOOM_DATA=... python recipes/superfed/as_coded.py", "notes": [], "runs": {}}
     results |= reporting.read(place)
-    for seed in () if given.table else given.seeds:
+    for seed in () if args.table else args.seeds:
         results["machine"] = reporting.machine()
         for name in ROWS:
             if str(seed) not in results["runs"].setdefault(name, {}):
-                results["runs"][name][str(seed)] = trial(name, seed, given.rounds)
+                results["runs"][name][str(seed)] = trial(name, seed, args.rounds)
                 reporting.write(place, results)
-    reporting.write(given.out / "as_coded.md", page(results))
+    reporting.write(args.out / "as_coded.md", page(results))
     return reporting.exit_code(results)
 
 

@@ -36,21 +36,21 @@ METHODS = ("APFL", "SuPerFed-MM", "SuPerFed-LM")
 CLIENTS = 500
 
 
-def evaluator(chosen: Experiment, federation: Federation) -> Evaluator:
+def evaluator(conditions: Experiment, federation: Federation) -> Evaluator:
     """The evaluator of a finished run's models."""
     data = placed(federation, torch.float32, "cpu")
-    return Evaluator(make_plan(chosen, data, "cpu"), data, chosen.evaluation)
+    return Evaluator(make_plan(conditions, data, "cpu"), data, conditions.evaluation)
 
 
-def swept(chosen: Experiment, federation: Federation, result: RunResult) -> dict[str, Any]:
+def sweep(conditions: Experiment, federation: Federation, result: RunResult) -> dict[str, Any]:
     """Mean and deviation over clients that took part of accuracy and loss at every λ, and the mean loss barrier."""
-    measure = evaluator(chosen, federation)
-    held, known = measure.federation.held_out, result.snapshot.store
-    clients = np.array(sorted(client for client, _ in known if held.index.sizes[client]))
+    measure = evaluator(conditions, federation)
+    held_out, store = measure.federation.held_out, result.snapshot.store
+    clients = np.array(sorted(client for client, _ in store if held_out.index.sizes[client]))
     choices = [[Use(lam=lam)] * len(clients) for lam in GRID]
-    offsets = np.concatenate([[0], np.cumsum(held.index.sizes[clients])])
-    found = measure.by_model(measure.predictions(held, result.snapshot.server, known, clients, choices), offsets)
-    accuracy, loss = found["accuracy"], found["loss"]
+    offsets = np.concatenate([[0], np.cumsum(held_out.index.sizes[clients])])
+    measures = measure.by_model(measure.predictions(held_out, result.snapshot.server, store, clients, choices), offsets)
+    accuracy, loss = measures["accuracy"], measures["loss"]
     return {
         "clients": len(clients),
         "of": len(federation.train),
@@ -59,7 +59,7 @@ def swept(chosen: Experiment, federation: Federation, result: RunResult) -> dict
         "mean": [reporting.rounded(float(a.mean())) for a in accuracy],
         "std": [reporting.rounded(float(a.std())) for a in accuracy],
         "loss": [reporting.rounded(float(a.mean())) for a in loss],
-        "barrier": reporting.rounded(float(np.mean([barrier(of) for of in loss.T]))),
+        "barrier": reporting.rounded(float(np.mean([barrier(losses) for losses in loss.T]))),
     }
 
 
@@ -115,20 +115,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, help="instead of the table's for so many clients")
     args = parser.parse_args(arguments)
     settings = common.SETTINGS[args.settings]
-    stored = args.out / f"figure_2_5{settings.suffix}.json"
+    path = args.out / f"figure_2_5{settings.suffix}.json"
     command = f"python recipes/superfed/figure_2_5.py --settings {args.settings}"
-    results = {"command": command, "notes": [], "runs": {}} | reporting.read(stored)
+    results = {"command": command, "notes": [], "runs": {}} | reporting.read(path)
     rounds = args.rounds or pathological.ROUNDS[args.clients]
     for seed in () if args.table else args.seeds:
         federation = pathological.data(common.mnist(), args.clients, seed)
         for name in args.only:
-            chosen = pathological.experiment(name, federation, rounds, seed, settings)
-            result, _ = common.run_or_resume(chosen, pathological.place(args.runs, args.clients, name, seed, settings))
-            results["runs"].setdefault(name, {})[str(seed)] = swept(chosen, federation, result)
+            conditions = pathological.experiment(name, federation, rounds, seed, settings)
+            result, _ = common.run_or_resume(
+                conditions, pathological.place(args.runs, args.clients, name, seed, settings)
+            )
+            results["runs"].setdefault(name, {})[str(seed)] = sweep(conditions, federation, result)
             results["machine"] = reporting.machine()
-            reporting.write(stored, results)
-    reporting.publish(stored, results, page(results, stored.with_suffix(".png").name))
-    draw(results, stored.with_suffix(".png"))
+            reporting.write(path, results)
+    reporting.publish(path, results, page(results, path.with_suffix(".png").name))
+    draw(results, path.with_suffix(".png"))
     return reporting.exit_code(results)
 
 

@@ -53,30 +53,30 @@ def reach(loss: Loss, w: Tensor, v: Tensor, steps: int = 41) -> float:
     """The distance from w towards v where the loss has risen by RISE; that of v if it never does."""
     at = np.linspace(0, 1, steps)
     losses = segment(loss, w, v, at.tolist(), batch=8)
-    risen = np.flatnonzero(losses >= losses[0] + RISE)
-    return float((at[risen[0]] if len(risen) else 1.0) * torch.linalg.vector_norm(v - w))
+    above = np.flatnonzero(losses >= losses[0] + RISE)
+    return float((at[above[0]] if len(above) else 1.0) * torch.linalg.vector_norm(v - w))
 
 
-def measured(chosen: Experiment, where: Path, steps: int, axis: Any = None) -> dict[str, Any]:
+def measure(conditions: Experiment, where: Path, steps: int, axis: Any = None) -> dict[str, Any]:
     """Run or resume a method; distances and losses around its server's model, drawn where there is an axis."""
-    result, _ = common.run_or_resume(chosen, where)
-    data = placed(chosen.federation, torch.float32, "cpu")
-    plan = make_plan(chosen, data, "cpu")
+    result, _ = common.run_or_resume(conditions, where)
+    data = placed(conditions.federation, torch.float32, "cpu")
+    plan = make_plan(conditions, data, "cpu")
     w = result.snapshot.server.theta
     loss = cross_entropy(plan.model, plan.layout, data.test.x[:IMAGES], data.test.y[:IMAGES])
     with reproducible():
-        own = own_models(plan, result)
-        found = surface(loss, Plane.through(w, *own), steps=steps, batch=8)
+        client_models = own_models(plan, result)
+        landscape = surface(loss, Plane.through(w, *client_models), steps=steps, batch=8)
         if axis is not None:
-            bar = draw(axis, found, ("w", "client", "client"), highest=3.0)
+            bar = draw(axis, landscape, ("w", "client", "client"), highest=3.0)
             axis.figure.colorbar(bar, ax=axis, label="test loss (cut off at 3)")
         return {
             "rounds": result.snapshot.server.round,
             "left_out": reporting.excluded_share(result.history),
             "loss": reporting.rounded(float(loss(w))),
-            "distances": [reporting.rounded(float(torch.linalg.vector_norm(v - w))) for v in own],
-            "reach": [reporting.rounded(reach(loss, w, v)) for v in own],
-            "below": reporting.rounded(found.share_below(float(loss(w)) + RISE)),
+            "distances": [reporting.rounded(float(torch.linalg.vector_norm(v - w))) for v in client_models],
+            "reach": [reporting.rounded(reach(loss, w, v)) for v in client_models],
+            "below": reporting.rounded(landscape.share_below(float(loss(w)) + RISE)),
         }
 
 
@@ -121,9 +121,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         federation = pathological.data(common.mnist(), CLIENTS, seed)
         for name, axis in zip(args.only, np.atleast_1d(axes), strict=True):
             where = pathological.place(args.runs, CLIENTS, name, seed)
-            shown = axis if seed == args.seeds[0] else None
-            chosen = pathological.experiment(name, federation, args.rounds, seed)
-            results["runs"].setdefault(name, {})[str(seed)] = measured(chosen, where, args.steps, shown)
+            panel = axis if seed == args.seeds[0] else None
+            conditions = pathological.experiment(name, federation, args.rounds, seed)
+            results["runs"].setdefault(name, {})[str(seed)] = measure(conditions, where, args.steps, panel)
             axis.set_title(name)
     reporting.save(figure, args.out / "landscape.png")
     results |= {"machine": reporting.machine()}

@@ -112,8 +112,8 @@ def losses_of(loss: Loss, models: Tensor, batch: int = 1) -> np.ndarray:
         raise ConfigError(f"batch is {batch}, but it must be at least 1.")
     several = (lambda some: loss(some[0])[None]) if batch == 1 else torch.vmap(loss)
     with torch.no_grad():
-        found = [several(some).double().cpu() for some in models.split(batch)]
-    return torch.cat(found).numpy()
+        chunks = [several(some).double().cpu() for some in models.split(batch)]
+    return torch.cat(chunks).numpy()
 
 
 def surface(loss: Loss, plane: Plane, steps: int = 25, margin: float = 0.4, batch: int = 1) -> Surface:
@@ -175,34 +175,40 @@ def cross_entropy(module: nn.Module, layout: Layout, x: Tensor, y: Tensor, buffe
         buffers: the module's buffers as a vector; by default its current ones.
     """
     module = copy.deepcopy(module).eval()
-    kept = layout.read(module)[1] if buffers is None else buffers
+    buffer_values = layout.read(module)[1] if buffers is None else buffers
 
     def loss(theta: Tensor) -> Tensor:
-        return F.cross_entropy(call(module, layout.named(theta, kept), (x,)), y)
+        return F.cross_entropy(call(module, layout.named(theta, buffer_values), (x,)), y)
 
     return loss
 
 
-def draw(axis: Any, found: Surface, names: Sequence[str] = ("1", "2", "3"), highest: float | None = None) -> Any:
+def draw(axis: Any, landscape: Surface, names: Sequence[str] = ("1", "2", "3"), highest: float | None = None) -> Any:
     """Draw the contours of a surface with the three models marked; losses above ``highest`` are clipped.
 
     Returns:
         The mappable for a colour bar.
     """
-    top = float(found.losses.max()) if highest is None else highest
-    low = min(float(found.losses.min()), top)
+    top = float(landscape.losses.max()) if highest is None else highest
+    low = min(float(landscape.losses.min()), top)
     levels = np.linspace(low, top if top > low else low + 1e-9, 16)
-    drawn = axis.contourf(found.a, found.b, np.minimum(found.losses, top), levels=levels, cmap="viridis_r")
-    axis.contour(found.a, found.b, np.minimum(found.losses, top), levels=levels, colors="white", linewidths=0.3)
-    for (x, y), name in zip(found.plane.points.tolist(), names, strict=True):
+    contours = axis.contourf(
+        landscape.a, landscape.b, np.minimum(landscape.losses, top), levels=levels, cmap="viridis_r"
+    )
+    axis.contour(
+        landscape.a, landscape.b, np.minimum(landscape.losses, top), levels=levels, colors="white", linewidths=0.3
+    )
+    for (x, y), name in zip(landscape.plane.points.tolist(), names, strict=True):
         axis.plot(x, y, "o", color="#c1272d", markeredgecolor="white")
         axis.annotate(name, (x, y), xytext=(4, 4), textcoords="offset points", color="#c1272d")
     axis.set_aspect("equal")
-    return drawn
+    return contours
 
 
-def picture(found: Surface, path: Path, names: Sequence[str] = ("1", "2", "3"), highest: float | None = None) -> None:
+def picture(
+    landscape: Surface, path: Path, names: Sequence[str] = ("1", "2", "3"), highest: float | None = None
+) -> None:
     """``draw`` into a file."""
     figure, axis = reporting.subplots(figsize=(5, 4))
-    figure.colorbar(draw(axis, found, names, highest), ax=axis, label="loss")
+    figure.colorbar(draw(axis, landscape, names, highest), ax=axis, label="loss")
     reporting.save(figure, path)

@@ -60,7 +60,7 @@ def page(results: dict[str, Any]) -> str:
         values = {key: find(results, f"runs > {name} > * > {key}") for key in FIGURES}
         usual = find(results, f"runs > {RATES[0]:g} > * > clients")
         more = gained(values["clients"], usual, 100) if name != f"{RATES[0]:g}" else ""
-        lines.append([name, *(mean_error(each.values(), 100) for each in values.values()), more])
+        lines.append([name, *(mean_error(by_seed.values(), 100) for by_seed in values.values()), more])
     text = ["# The learning rate of pFedMe's personal models", "", (__doc__ or "").split("\n\n")[2].strip(), ""]
     text += [reporting.table(header, lines), "", f"`{results['command']}`. {results['machine']}."]
     return "\n".join([*text, *reporting.notes(results)])
@@ -69,17 +69,17 @@ def page(results: dict[str, Any]) -> str:
 @reporting.reports_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing."""
-    given = reporting.options(__doc__, common.RESULTS, SEEDS).parse_args(arguments)
-    place = given.out / f"{NAME}.json"
+    args = reporting.options(__doc__, common.RESULTS, SEEDS).parse_args(arguments)
+    place = args.out / f"{NAME}.json"
     results = {"command": f"python recipes/superfed/{NAME}.py", "notes": [], "runs": {}}
     results |= reporting.read(place)
-    for seed, rate in product(() if given.table else given.seeds, RATES):
+    for seed, rate in product(() if args.table else args.seeds, RATES):
         results["machine"] = reporting.machine()
         by_seed = results["runs"].setdefault(f"{rate:g}", {})
         if str(seed) not in by_seed:
             by_seed[str(seed)] = trial(rate, seed)
             reporting.write(place, results)
-    reporting.write(given.out / f"{NAME}.md", page(results))
+    reporting.write(args.out / f"{NAME}.md", page(results))
     return reporting.exit_code(results)
 
 

@@ -79,7 +79,7 @@ def load(name: str, settings: tuple[tuple[str, Any], ...]) -> Source:
 
 
 def spread(
-    name: str, title: str, found: Mapping[int, int], clients: int, model: str, local: Local
+    name: str, title: str, places: Mapping[int, int], clients: int, model: str, local: Local
 ) -> dict[str, Column]:
     """Columns of table 2.4: Dirichlet's α, and their place in it."""
     return {
@@ -87,7 +87,7 @@ def spread(
             f"{title}, Dirichlet {alpha}, {clients} clients", name, Dirichlet(alpha=float(alpha)), clients, model,
             local, ("top5",), TABLE_2_4, (place,),
         )
-        for alpha, place in found.items()
+        for alpha, place in places.items()
     }  # fmt: skip
 
 
@@ -142,16 +142,23 @@ def changes(name: str, column: Column) -> list[str]:
     ['rounds: 15 instead of 500']
     """
     original = PUBLISHED[name]
-    pairs = ((one.name, getattr(column, one.name), getattr(original, one.name)) for one in fields(Column))
-    return [f"{key.replace('_', ' ')}: {said(now)} instead of {said(then)}" for key, now, then in pairs if now != then]
+    pairs = ((item.name, getattr(column, item.name), getattr(original, item.name)) for item in fields(Column))
+    return [
+        f"{key.replace('_', ' ')}: {in_words(now)} instead of {in_words(then)}"
+        for key, now, then in pairs
+        if now != then
+    ]
 
 
-def said(value: Any) -> str:
+def in_words(value: Any) -> str:
     """A setting in words.
 
-    >>> said({"train": None, "test": 0}), said({}), said(15)
+    >>> in_words({"train": None, "test": 0}), in_words({}), in_words(15)
     ('train=all, test=0', 'the defaults', '15')
     """
     if isinstance(value, Mapping):
-        return ", ".join(f"{key}={'all' if one is None else one}" for key, one in value.items()) or "the defaults"
+        return (
+            ", ".join(f"{key}={'all' if setting is None else setting}" for key, setting in value.items())
+            or "the defaults"
+        )
     return str(value)

@@ -58,20 +58,20 @@ PUBLISHED = {  # mean and standard deviation of top-1 over clients, K = 50, 100,
 }
 
 
-def place(runs: Path, clients: int, name: str, seed: int, chosen: Protocol = TEXT) -> Path:
+def place(runs: Path, clients: int, name: str, seed: int, protocol: Protocol = TEXT) -> Path:
     """The directory of a run."""
-    return runs / f"k{clients}{chosen.suffix}" / common.folder(name) / f"seed{seed}"
+    return runs / f"k{clients}{protocol.suffix}" / common.folder(name) / f"seed{seed}"
 
 
-def experiment(name: str, federation: Federation, rounds: int, seed: int, chosen: Protocol = TEXT) -> Experiment:
+def experiment(name: str, federation: Federation, rounds: int, seed: int, protocol: Protocol = TEXT) -> Experiment:
     """A run of the table, on one core; the five clients are stepped together, or by two where each has two models."""
-    made = common.experiment(
-        name, federation, rounds, seed, start=chosen.starts.get(name, 0.0), looks=10,
-        model=partial(common.two_nn, chosen.network), local=replace(common.LOCAL, lr_decay=chosen.decay),
-        settings={"nu": chosen.nus[name]} if name in chosen.nus else {},
+    base = common.experiment(
+        name, federation, rounds, seed, start=protocol.starts.get(name, 0.0), looks=10,
+        model=partial(common.two_nn, protocol.network), local=replace(common.LOCAL, lr_decay=protocol.decay),
+        settings={"nu": protocol.nus[name]} if name in protocol.nus else {},
     )  # fmt: skip
-    apart = name in TWICE and len(federation.train.index) < 500
-    return replace(made, engine="serial", compute="batched", compute_settings={"shares": 3 if apart else 1})
+    in_pairs = name in TWICE and len(federation.train.index) < 500
+    return replace(base, engine="serial", compute="batched", compute_settings={"shares": 3 if in_pairs else 1})
 
 
 def data(mnist: Source, clients: int, seed: int) -> Federation:
@@ -79,27 +79,27 @@ def data(mnist: Source, clients: int, seed: int) -> Federation:
     return federate(mnist, Pathological(classes=2), clients=clients, seed=seed, validation=0.1, held_out=0.2)
 
 
-def collect(runs: Path, stored: dict[str, Any], chosen: Protocol = TEXT) -> dict[str, Any]:
+def collect(runs: Path, stored: dict[str, Any], protocol: Protocol = TEXT) -> dict[str, Any]:
     """Merge the contents of run directories, finished or not, into the stored results."""
-    found = {"command": "python recipes/superfed/table_2_3.py", "notes": [], "runs": {}, **stored}
+    results = {"command": "python recipes/superfed/table_2_3.py", "notes": [], "runs": {}, **stored}
     for clients in sorted(ROUNDS):
         for name in PUBLISHED:
-            for where in sorted(place(runs, clients, name, 0, chosen).parent.glob("seed*")):
+            for where in sorted(place(runs, clients, name, 0, protocol).parent.glob("seed*")):
                 if new := common.cell(where):
-                    by_seed = found["runs"].setdefault(str(clients), {}).setdefault(name, {})
+                    by_seed = results["runs"].setdefault(str(clients), {}).setdefault(name, {})
                     by_seed[where.name.removeprefix("seed")] = new
-    return found
+    return results
 
 
 def last(runs: Mapping[str, Any], *path: str) -> dict[str, float]:
     """A figure of a method's runs in percent, the last one of a curve, by seed."""
-    found: dict[str, float] = {}
+    by_seed: dict[str, float] = {}
     for seed, run in runs.items():
         for key in path:
             run = run.get(key, {})
         if run:
-            found[seed] = 100 * (run[-1] if isinstance(run, list) else run)
-    return found
+            by_seed[seed] = 100 * (run[-1] if isinstance(run, list) else run)
+    return by_seed
 
 
 def tables(results: dict[str, Any]) -> str:
@@ -116,7 +116,7 @@ def tables(results: dict[str, Any]) -> str:
     for number, clients in enumerate(sorted(ROUNDS)):
         if not (cells := results["runs"].get(str(clients))):
             continue
-        done = sorted({run["rounds"] for runs in cells.values() for run in runs.values()})
+        rounds = sorted({run["rounds"] for runs in cells.values() for run in runs.values()})
         rows, plain = [], last(cells.get("FedAvg", {}), "validation", "mean")
         for name, paper in PUBLISHED.items():
             if runs := cells.get(name):
@@ -133,7 +133,7 @@ def tables(results: dict[str, Any]) -> str:
             "method", "seeds", "rounds", "all clients", "gain over FedAvg", "those that took part",
             "published, 500 rounds",
         ]  # fmt: skip
-        words = f"{clients} clients, {', '.join(map(str, done))} rounds"
+        words = f"{clients} clients, {', '.join(map(str, rounds))} rounds"
         text += ["", f"## {words}", "", reporting.table(header, rows)]
     rows = [
         [
@@ -175,12 +175,12 @@ def picture(results: dict[str, Any], path: Path) -> None:
 
 
 def report(
-    runs: Path, out: Path, facts: dict[str, Any], spent: dict[str, float] | None = None, chosen: Protocol = TEXT
+    runs: Path, out: Path, facts: dict[str, Any], seconds: dict[str, float] | None = None, protocol: Protocol = TEXT
 ) -> dict[str, Any]:
     """Update the stored results, and write the table from them."""
-    path = out / f"table_2_3{chosen.suffix}.json"
-    results = collect(runs, reporting.read(path), chosen) | facts
-    reporting.add_core_seconds(results, spent or {})
+    path = out / f"table_2_3{protocol.suffix}.json"
+    results = collect(runs, reporting.read(path), protocol) | facts
+    reporting.add_core_seconds(results, seconds or {})
     reporting.publish(path, results, tables(results))
     return results
 
@@ -194,15 +194,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--settings", choices=common.SETTINGS, default="scripts", help="the scripts' or the text's")
     parser.add_argument("--rounds", type=int, help="instead of each number of clients' own")
     args = parser.parse_args(arguments)
-    chosen = common.SETTINGS[args.settings]
+    protocol = common.SETTINGS[args.settings]
     for clients, seed in product(args.clients, () if args.table else args.seeds):
         federation = data(common.mnist(), clients, seed)
         for name in args.only:
-            made = experiment(name, federation, args.rounds or ROUNDS[clients], seed, chosen)
-            seconds = common.run_or_resume(made, place(args.runs, clients, name, seed, chosen))[1]
-            report(args.runs, args.out, {"machine": reporting.machine()}, {f"{name}, {clients}": seconds}, chosen)
-    results = report(args.runs, args.out, {}, chosen=chosen)
-    picture(results, args.out / f"table_2_3{chosen.suffix}.png")
+            conditions = experiment(name, federation, args.rounds or ROUNDS[clients], seed, protocol)
+            seconds = common.run_or_resume(conditions, place(args.runs, clients, name, seed, protocol))[1]
+            report(args.runs, args.out, {"machine": reporting.machine()}, {f"{name}, {clients}": seconds}, protocol)
+    results = report(args.runs, args.out, {}, protocol=protocol)
+    picture(results, args.out / f"table_2_3{protocol.suffix}.png")
     return reporting.exit_code(results)
 
 

@@ -66,28 +66,28 @@ def data(mnist: Source, noise: LabelNoise, seed: int) -> Federation:
 
 def cell(where: Path) -> dict[str, Any]:
     """The results of a run so far: each metric over all clients, and over those that took part."""
-    measured = [r for r in RunDirectory(where).metrics() if "clients/accuracy/mean" in r]
-    if not measured:
+    evaluations = [r for r in RunDirectory(where).metrics() if "clients/accuracy/mean" in r]
+    if not evaluations:
         return {}
-    last, found = measured[-1], {"rounds": measured[-1]["round"]}
+    last, results = evaluations[-1], {"rounds": evaluations[-1]["round"]}
     for metric in METRICS:
         part = {k: reporting.rounded(v) for k, v in common.by_participation(where, metric).items()}
-        found[metric] = {"mean": reporting.rounded(last[f"clients/{metric}/mean"]), **part}
-        found[metric]["std"] = reporting.rounded(last[f"clients/{metric}/std"])
+        results[metric] = {"mean": reporting.rounded(last[f"clients/{metric}/mean"]), **part}
+        results[metric]["std"] = reporting.rounded(last[f"clients/{metric}/std"])
         if f"as_published/{metric}/mean" in last:
-            found[metric]["as published"] = reporting.rounded(last[f"as_published/{metric}/mean"])
-    return found
+            results[metric]["as published"] = reporting.rounded(last[f"as_published/{metric}/mean"])
+    return results
 
 
 def collect(runs: Path, stored: dict[str, Any]) -> dict[str, Any]:
     """Merge the contents of run directories, finished or not, into the stored results."""
-    found = {"command": "python recipes/superfed/table_2_6.py", "notes": [], "runs": {}, **stored}
+    results = {"command": "python recipes/superfed/table_2_6.py", "notes": [], "runs": {}, **stored}
     for setting, name in product(ORDER, PUBLISHED):
         for where in sorted(place(runs, setting, name, 0).parent.glob("seed*")):
             if (where / "clients.parquet").exists() and (new := cell(where)):
-                by_seed = found["runs"].setdefault(setting, {}).setdefault(name, {})
+                by_seed = results["runs"].setdefault(setting, {}).setdefault(name, {})
                 by_seed[where.name.removeprefix("seed")] = new
-    return found
+    return results
 
 
 def last(runs: Mapping[str, Any], metric: str, key: str, scale: float = 1.0) -> dict[str, float]:
@@ -95,7 +95,7 @@ def last(runs: Mapping[str, Any], metric: str, key: str, scale: float = 1.0) -> 
     return {seed: scale * run[metric][key] for seed, run in runs.items()}
 
 
-def shown(runs: Mapping[str, Any], metric: str, scale: float = 1.0, digits: int = 3) -> str:
+def format_cell(runs: Mapping[str, Any], metric: str, scale: float = 1.0, digits: int = 3) -> str:
     """Mean and standard error over seeds, and in brackets the mean deviation over clients, of those that took part."""
     return common.mean_with_deviation(
         [(run[metric]["in"], run[metric]["in_std"]) for run in runs.values()], scale, digits
@@ -113,15 +113,15 @@ def tables(results: dict[str, Any]) -> str:
     ]
     text += ["SuPerFed's clients choose λ on clean validation images."]
     for number, setting in enumerate(ORDER):
-        found, rows = results["runs"].get(setting, {}), []
-        plain = last(found.get("FedAvg", {}), "accuracy", "in", 100)
-        for name, runs in found.items():
+        by_method, rows = results["runs"].get(setting, {}), []
+        plain = last(by_method.get("FedAvg", {}), "accuracy", "in", 100)
+        for name, runs in by_method.items():
             ece, mce, paper = PUBLISHED[name][number]
             everyone = " / ".join(mean_error(last(runs, m, "mean").values(), digits=3) for m in ("ece", "mce"))
             everyone += f" / {mean_error(last(runs, 'accuracy', 'mean', 100).values(), digits=2)}"
             rows.append([
                 name, ", ".join(sorted(runs)), ", ".join(str(run["rounds"]) for _, run in sorted(runs.items())),
-                *(shown(runs, metric) for metric in ("ece", "mce")), shown(runs, "accuracy", 100, 2),
+                *(format_cell(runs, metric) for metric in ("ece", "mce")), format_cell(runs, "accuracy", 100, 2),
                 "" if name == "FedAvg" else gained(last(runs, "accuracy", "in", 100), plain, digits=2),
                 everyone, f"{ece:.2f} / {mce:.2f} / {paper:.2f}",
             ])  # fmt: skip
@@ -131,10 +131,10 @@ def tables(results: dict[str, Any]) -> str:
     return "\n".join([*text, *common.foot(results)])
 
 
-def report(runs: Path, out: Path, facts: dict[str, Any], spent: dict[str, float] | None = None) -> dict[str, Any]:
+def report(runs: Path, out: Path, facts: dict[str, Any], seconds: dict[str, float] | None = None) -> dict[str, Any]:
     """Update the stored results, and write the table from them."""
     results = collect(runs, reporting.read(out / "table_2_6.json")) | facts
-    reporting.add_core_seconds(results, spent or {})
+    reporting.add_core_seconds(results, seconds or {})
     reporting.publish(out / "table_2_6.json", results, tables(results))
     return results
 
@@ -152,8 +152,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for seed, setting in product(() if args.table else args.seeds, args.settings):
         federation = data(common.mnist(), SETTINGS[setting], seed)
         for name in args.only:
-            chosen = common.experiment(name, federation, args.rounds, seed, METRICS, START)
-            seconds = common.run_or_resume(chosen, place(args.runs, setting, name, seed))[1]
+            conditions = common.experiment(name, federation, args.rounds, seed, METRICS, START)
+            seconds = common.run_or_resume(conditions, place(args.runs, setting, name, seed))[1]
             report(args.runs, args.out, {"machine": reporting.machine()}, {f"{name}, {setting}": seconds})
     return reporting.exit_code(report(args.runs, args.out, {}))
 

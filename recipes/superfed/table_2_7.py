@@ -102,35 +102,37 @@ def figures(point: Point, scale: Scale, federation: Federation, where: Path, see
     ``cosine`` is that of the angle between w and v, mean over the second of these.
     """
     arrays = federation.train.arrays
-    chosen = common.experiment(
+    conditions = common.experiment(
         point.method, federation, point.rounds, seed, start=point.start, looks=1,
         model=lambda: models.make(scale.model, classes=arrays.classes, inputs=tuple(arrays.x.shape[1:])),
         settings={"nu": point.nu, "mu": point.mu},
     )  # fmt: skip
-    result, seconds = common.run_or_resume(chosen, where)
-    measure = evaluator(chosen, federation)
-    held, snapshot, table = measure.federation.held_out, result.snapshot, common.last_table(where)
-    clients = np.array([c for c in sorted(common.participants(where, point.rounds)) if held.index.sizes[c]])
+    result, seconds = common.run_or_resume(conditions, where)
+    measure = evaluator(conditions, federation)
+    held_out, snapshot, table = measure.federation.held_out, result.snapshot, common.last_table(where)
+    clients = np.array([c for c in sorted(common.participants(where, point.rounds)) if held_out.index.sizes[c]])
     choices = [[Use(lam=lam)] * len(clients) for lam in GRID]
-    offsets = np.concatenate([[0], np.cumsum(held.index.sizes[clients])])
-    found = measure.by_model(measure.predictions(held, snapshot.server, snapshot.store, clients, choices), offsets)
-    whole = common.cell(where)["validation"]
-    text: dict[str, Any] = {"rounds": point.rounds, "deployed": [whole["mean"][-1], whole["std"][-1]]}
+    offsets = np.concatenate([[0], np.cumsum(held_out.index.sizes[clients])])
+    measures = measure.by_model(
+        measure.predictions(held_out, snapshot.server, snapshot.store, clients, choices), offsets
+    )
+    deployed = common.cell(where)["validation"]
+    text: dict[str, Any] = {"rounds": point.rounds, "deployed": [deployed["mean"][-1], deployed["std"][-1]]}
     text["left_out"] = reporting.excluded_share(result.history)
     for name, since in (("took part", 0.0), ("own", point.start), ("late", STARTS[-1])):
         group = common.participants(where, point.rounds, int(since * point.rounds))
-        inside, chose = (np.isin(of, sorted(group)) for of in (clients, table["client"]))
+        inside, in_table = (np.isin(ids, sorted(group)) for ids in (clients, table["client"]))
         if not inside.any():
             continue
-        text[name] = {"clients": int(inside.sum()), "deployed": figure(table["accuracy"][chose])}
+        text[name] = {"clients": int(inside.sum()), "deployed": figure(table["accuracy"][in_table])}
         for metric in ("accuracy", "loss"):
-            text[name][metric] = [figure(at[inside]) for at in found[metric]]
+            text[name][metric] = [figure(at[inside]) for at in measures[metric]]
     w, store = snapshot.server.theta, snapshot.store
-    own = [
+    states = [
         store.get(client) or {}
         for client in sorted(common.participants(where, point.rounds, int(point.start * point.rounds)))
     ]
-    angles = [torch.cosine_similarity(w, state["personal"]["private"][: len(w)], dim=0) for state in own]
+    angles = [torch.cosine_similarity(w, state["personal"]["private"][: len(w)], dim=0) for state in states]
     return text | {"cosine": reporting.rounded(float(torch.stack(angles).mean()))}, seconds
 
 
@@ -149,8 +151,10 @@ def late_gain(by_seed: dict[str, Any], plain: dict[str, Any]) -> str:
     """The gain of the best mixture over that with L 0, paired by seed."""
     if by_seed is plain:
         return ""
-    mine, other = ({s: best(run["late"])[0][0] for s, run in of.items() if "late" in run} for of in (by_seed, plain))
-    return gained(mine, other, 100, 2)
+    best_here, other = (
+        {s: best(run["late"])[0][0] for s, run in runs.items() if "late" in run} for runs in (by_seed, plain)
+    )
+    return gained(best_here, other, 100, 2)
 
 
 def first_rows(results: dict[str, Any]) -> list[list[str]]:
@@ -162,12 +166,14 @@ def first_rows(results: dict[str, Any]) -> list[list[str]]:
             continue
         row = [name, f"{start:g}", ", ".join(by_seed), ", ".join(str(run["rounds"]) for run in runs)]
         row.append(common.mean_with_deviation([run["deployed"] for run in runs]))
-        own, late = ([run[group] for run in runs if group in run] for group in ("own", "late"))
-        count = f", {fmean(group['clients'] for group in own):.4g} clients" if own else ""
-        row.append(common.mean_with_deviation([group["deployed"] for group in own]) + count if own else "-")
-        if late:
-            tops, ats, lows = zip(*map(best, late), strict=True)
-            row.append(common.mean_with_deviation([group["deployed"] for group in late]))
+        own_groups, late_groups = ([run[group] for run in runs if group in run] for group in ("own", "late"))
+        count = f", {fmean(group['clients'] for group in own_groups):.4g} clients" if own_groups else ""
+        row.append(
+            common.mean_with_deviation([group["deployed"] for group in own_groups]) + count if own_groups else "-"
+        )
+        if late_groups:
+            tops, ats, lows = zip(*map(best, late_groups), strict=True)
+            row.append(common.mean_with_deviation([group["deployed"] for group in late_groups]))
             row.append(f"{common.mean_with_deviation(tops)} at {', '.join(f'{at:g}' for at in ats)}")
             row += [late_gain(by_seed, results["starts"][name].get("0", {})), common.mean_with_deviation(lows, 1, 3)]
         else:
@@ -233,11 +239,11 @@ def picture(results: dict[str, Any], path: Path) -> None:
     scale = SCALES[results["scale"]]
     pairs = [tuple(map(float, key.split())) for of in results["grid"].values() for key in of]
     nus, mus = sorted({*scale.nus, *(nu for nu, _ in pairs)}), sorted({*scale.mus, *(mu for _, mu in pairs)})
-    whole = Figure(figsize=(3.2 + 4 * len(nus), 1.2 + 2 * len(mus)), layout="constrained")
+    canvas = Figure(figsize=(3.2 + 4 * len(nus), 1.2 + 2 * len(mus)), layout="constrained")
     widths = (3.2, 2 * len(nus), 2 * len(nus))
     grid = {name: {key: mean_curve(by_seed) for key, by_seed in of.items()} for name, of in results["grid"].items()}
     lowest = [float((curve[0] - curve[1]).min()) for of in grid.values() for curve in of.values()]
-    left, *right = whole.subfigures(1, 3, squeeze=False, width_ratios=widths)[0]
+    left, *right = canvas.subfigures(1, 3, squeeze=False, width_ratios=widths)[0]
     first = left.subplots()
     for number, (name, colour, part) in enumerate(zip(METHODS, ("#d9791e", "#3b9dd1"), right, strict=True)):
         late = {
@@ -261,7 +267,7 @@ def picture(results: dict[str, Any], path: Path) -> None:
     first.set(xlabel="L/T", ylabel="best mean accuracy, %", title="took part after the last L")
     first.title.set_fontsize(8)
     first.legend(fontsize=8)
-    reporting.save(whole, path)
+    reporting.save(canvas, path)
 
 
 @reporting.reports_errors
@@ -278,8 +284,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     scale = SCALES[args.scale]
     command = f"python recipes/superfed/table_2_7.py --scale {args.scale}"
     empty = {"command": command, "scale": args.scale, "notes": [], "starts": {}, "grid": {}}
-    stored = args.out / f"table_2_7_{args.scale}.json"
-    results = empty | reporting.read(stored)
+    path = args.out / f"table_2_7_{args.scale}.json"
+    results = empty | reporting.read(path)
     first, second = (args.rounds or rounds for rounds in scale.rounds)
     nus, mus = (scale.nus if args.nus is None else args.nus), (scale.mus if args.mus is None else args.mus)
     parts = [("starts", f"{at:g}", partial(Point, rounds=first, start=at, **USUAL)) for at in args.starts]
@@ -294,13 +300,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for (part, key, make), name in product(parts, args.only):
             point = make(name)
             where = args.runs / args.scale / point.folder / f"seed{seed}"
-            found, seconds = figures(point, scale, federation, where, seed)
-            results[part].setdefault(name, {}).setdefault(key, {})[str(seed)] = found
+            cell, seconds = figures(point, scale, federation, where, seed)
+            results[part].setdefault(name, {}).setdefault(key, {})[str(seed)] = cell
             reporting.add_core_seconds(results, {point.folder: seconds})
             results["machine"] = reporting.machine()
-            reporting.publish(stored, results, page(results))
-    reporting.publish(stored, results, page(results))
-    picture(results, stored.with_suffix(".png"))
+            reporting.publish(path, results, page(results))
+    reporting.publish(path, results, page(results))
+    picture(results, path.with_suffix(".png"))
     return reporting.exit_code(results)
 
 

@@ -53,10 +53,10 @@ def data(name: str, column: Column, seed: int) -> Federation | None:
 
 def cell(where: Path, column: Column) -> dict[str, Any]:
     """The results of a run so far, by metric."""
-    return {metric: found for metric in column.metrics if (found := common.cell(where, metric))}
+    return {metric: results for metric in column.metrics if (results := common.cell(where, metric))}
 
 
-def section(column: Column, held: dict[str, Any], runs: dict[str, Any], metric: str) -> str:
+def section(column: Column, stored_column: dict[str, Any], runs: dict[str, Any], metric: str) -> str:
     """One published column: all clients, those that took part, and the thesis' figure."""
     rows, plain = [], last(runs.get("FedAvg", {}), metric)
     for method in common.METHODS:
@@ -66,13 +66,13 @@ def section(column: Column, held: dict[str, Any], runs: dict[str, Any], metric: 
         inside = common.mean_with_deviation([(part.get("in"), part.get("in_std")) for part in parts])
         inside += f", {fmean(part['count'] for part in parts):.4g} clients"
         gain = "" if method == "FedAvg" else gained(last(runs[method], metric), plain, 100, 2)
-        chosen = [common.last_value(by_seed, protocol) for protocol in list(common.PROTOCOLS)[1:]]
+        ends = [common.last_value(by_seed, protocol) for protocol in list(common.PROTOCOLS)[1:]]
         row = [method, ", ".join(by_seed), ", ".join(str(run["rounds"]) for run in by_seed.values())]
-        row += [common.last_value(by_seed, "validation"), gain, inside, *chosen]
+        row += [common.last_value(by_seed, "validation"), gain, inside, *ends]
         rows.append([*row, f"{mean:.2f} ({deviation:.2f})"])
     header = ["method", "seeds", "rounds", "all clients", "gain over FedAvg", "those that took part"]
     header += [*list(common.PROTOCOLS)[1:], "published"]
-    return f"{NAMES[metric]}, {held['clients']} clients:\n\n{reporting.table(header, rows)}"
+    return f"{NAMES[metric]}, {stored_column['clients']} clients:\n\n{reporting.table(header, rows)}"
 
 
 def last(by_seed: Mapping[str, Any], metric: str) -> dict[str, float]:
@@ -91,35 +91,35 @@ def page(results: dict[str, Any]) -> str:
     ]
     text += ["their own; `as published` takes the λ that is best on their *test* samples."]
     for name, column in PUBLISHED.items():
-        if held := results["columns"].get(name):
-            other = "; ".join(held["changed"]) or "as published, except for the validation samples"
+        if stored_column := results["columns"].get(name):
+            other = "; ".join(stored_column["changed"]) or "as published, except for the validation samples"
             text += ["", f"## {column.title}", "", f"Settings: {other}."]
             for metric in column.metrics:
-                text += ["", section(column, held, held["runs"], metric)]
+                text += ["", section(column, stored_column, stored_column["runs"], metric)]
     if absent := [column.title for name, column in PUBLISHED.items() if name not in results["columns"]]:
         text += ["", f"Not run: {'; '.join(absent)}."]
     return "\n".join([*text, *common.foot(results)])
 
 
 def fill(
-    name: str, column: Column, methods: Sequence[str], seed: int, results: dict[str, Any], runs: Path, stored: Path
+    name: str, column: Column, methods: Sequence[str], seed: int, results: dict[str, Any], runs: Path, path: Path
 ) -> None:
     """Run what is missing of a column with a seed, and write after every run."""
     if (federation := data(name, column, seed)) is None:
         return
-    held = results["columns"].setdefault(name, {"runs": {}})
-    held |= {"clients": len(federation), "changed": changes(name, column)}
+    stored_column = results["columns"].setdefault(name, {"runs": {}})
+    stored_column |= {"clients": len(federation), "changed": changes(name, column)}
     for method in methods:
-        chosen = common.experiment(
+        conditions = common.experiment(
             method, federation, column.rounds, seed, column.metrics, common.START,
             model=lambda: column.network(federation.train.arrays), local=column.local,
         )  # fmt: skip
         where = place(runs, results["scale"], name, column.rounds, method, seed)
-        seconds = common.run_or_resume(chosen, where)[1]
-        held["runs"].setdefault(method, {})[str(seed)] = cell(where, column)
+        seconds = common.run_or_resume(conditions, where)[1]
+        stored_column["runs"].setdefault(method, {})[str(seed)] = cell(where, column)
         reporting.add_core_seconds(results, {f"{method}, {name}": seconds})
         results["machine"] = reporting.machine()
-        reporting.publish(stored, results, page(results))
+        reporting.publish(path, results, page(results))
 
 
 @reporting.reports_errors
@@ -134,12 +134,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     command = f"python recipes/superfed/tables_2_4_2_5.py --scale {args.scale}"
     empty = {"command": command, "scale": args.scale, "notes": [], "columns": {}}
-    stored = args.out / f"tables_2_4_2_5_{args.scale}.json"
-    results = empty | reporting.read(stored)
+    path = args.out / f"tables_2_4_2_5_{args.scale}.json"
+    results = empty | reporting.read(path)
     for seed, name in product(() if args.table else args.seeds, args.columns):
         column = SCALES[args.scale][name]
-        fill(name, replace(column, rounds=args.rounds or column.rounds), args.only, seed, results, args.runs, stored)
-    reporting.publish(stored, results, page(results))
+        fill(name, replace(column, rounds=args.rounds or column.rounds), args.only, seed, results, args.runs, path)
+    reporting.publish(path, results, page(results))
     return reporting.exit_code(results)
 
 

@@ -233,10 +233,10 @@ def _(recipe: Any, data: Any, out: Path) -> Any:
 def _(recipe: Any, data: Any, out: Path) -> Any:
     """The first look."""
     name, scale = "PFLDyn (Proto)", recipe.SCALES["reduced"]
-    clients = recipe.data(recipe.averaged(recipe.sources.make("cifar10"), scale.shrink), "acid", 5, scale, 0)
+    clients = recipe.data(recipe.average_blocks(recipe.sources.make("cifar10"), scale.shrink), "acid", 5, scale, 0)
     made = recipe.method(name, data["cells"]["acid 5"]["picked"]["alpha"][name])
     made = recipe.experiment(made, clients, scale, 0, scale.every)
-    found = recipe.trained(name, made, scale, scale.inner[0], out / "run")
+    found = recipe.train(name, made, scale, scale.inner[0], out / "run")
     return {"cells": {"acid 5": {"curves": {name: {"0": found[name]}}}}}
 
 

@@ -140,7 +140,7 @@ def test_weights_are_learnt_for_finished_runs(recipe: Callable[..., Path], monke
     module = importlib.import_module("weights")
     for name, value in (("VARIANCES", (10.0,)), ("ENTROPIES", (1e-3,)), ("RATES", (0.01,)), ("EPOCHS", (10,))):
         monkeypatch.setattr(module, name, value)
-    monkeypatch.setattr(module, "PLUGGED", ("FedAvg", "SCAFFOLD"))
+    monkeypatch.setattr(module, "BASE_METHODS", ("FedAvg", "SCAFFOLD"))
     monkeypatch.setattr(module, "STEPS_A_PASS", 2)
     for name in ("ADAM", "DESCENT"):
         monkeypatch.setattr(module, name, fewer(getattr(module, name)))
@@ -154,7 +154,7 @@ def test_weights_are_learnt_for_finished_runs(recipe: Callable[..., Path], monke
     )
     plugged = found["plugged"]
     assert {name: list(cells) for name, cells in plugged.items()} == {
-        "FedAvg": list(module.common.TARGETS), "SCAFFOLD": list(module.SHOWN)
+        "FedAvg": list(module.common.TARGETS), "SCAFFOLD": list(module.MAIN_TARGETS)
     }  # fmt: skip
     for cells in plugged.values():
         for cell in cells.values():

@@ -70,10 +70,10 @@ def test_a_student_is_one_interval(line: courses.Toy) -> None:
 def test_the_teacher_knows_both_intervals_and_the_best_student_only_one(line: courses.Toy) -> None:
     assert line.test_teacher > 0.93
     x, y = line.train.x[:, 0], line.train.y
-    first, second = line.seen.T
+    first, second = line.teacher_features.T
     assert (first[(x > 2.2) & (x < 2.8)] > 0.4).all()
     assert (second[(x > 5.3) & (x < 6.7)] > 0.6).all()
-    assert (line.seen.sum(1)[y == 0].mean() < 0.2).item()
+    assert (line.teacher_features.sum(1)[y == 0].mean() < 0.2).item()
     ends = torch.tensor(list(toys.MINIMA.values()))
     accuracies = line.accuracy(ends)
     assert (accuracies < line.test_teacher).all()
@@ -150,8 +150,8 @@ def test_the_network_is_that_of_torch(plane: courses.Toy) -> None:
 
 def test_the_teacher_of_the_plane_is_nearly_always_right(plane: courses.Toy) -> None:
     assert plane.test_teacher > 0.95
-    assert plane.seen.shape == (120, 16)
-    torch.testing.assert_close(plane.seen.mean(0), torch.zeros(16), rtol=0, atol=1e-4)
+    assert plane.teacher_features.shape == (120, 16)
+    torch.testing.assert_close(plane.teacher_features.mean(0), torch.zeros(16), rtol=0, atol=1e-4)
 
 
 def test_disk_finds_the_minimum_that_others_seldom_find() -> None:
