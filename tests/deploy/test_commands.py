@@ -15,6 +15,7 @@ from helpers.deploying import InProcess, config, in_process, small
 from fedloom.base.errors import ConfigError
 from fedloom.cli import main
 from fedloom_apps.deploy.certificates import read_authority
+from fedloom_apps.deploy.recipe import Roster
 from fedloom_apps.deploy.server import Recipe, run
 
 
@@ -152,7 +153,9 @@ def test_nodes_that_are_started_here_import_the_users_modules(
     assert capsys.readouterr().err.startswith("fedloom: --import nowhere: No module named 'nowhere'")
 
 
-def test_status_says_when_each_node_answered_last(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_says_when_each_node_answered_last(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = config("method=fedavg", "rounds=2")
     transport = in_process(made, tmp_path)
     transport.route = lambda name, number, blob: [] if (name, number) == ("node-1", 2) else [blob]
@@ -161,6 +164,10 @@ def test_status_says_when_each_node_answered_last(tmp_path: Path, capsys: pytest
     assert main(["deploy", "status", str(tmp_path / "run")]) == 0
     lines = {line.split()[1]: line.split()[-2] for line in capsys.readouterr().out.splitlines() if "node-" in line}
     assert lines == {"node-0": "2", "node-1": "1", "node-2": "2", "node-3": "2"}
+    roster = Roster("a1", {"[/node]\x1b[2J": (1, 0, 0)})  # the names in a stranger's checkpoint
+    monkeypatch.setattr(Roster, "load", lambda directory, resume: roster)
+    assert main(["deploy", "status", str(tmp_path / "run")]) == 0
+    assert "[/node] [2J" in capsys.readouterr().out
 
 
 @pytest.mark.extra("cryptography")

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 import fedloom as fl
 from fedloom.base.errors import CheckpointError, ConfigError
 from fedloom.cli import main
-from fedloom_apps.deploy.server import Recipe, own, run
+from fedloom_apps.deploy.server import Recipe, node_model, run
 
 
 def deployed(folder: Path, *words: str) -> Path:
@@ -47,9 +47,9 @@ def test_the_command_line_predicts_and_exports(place: Path, capsys: pytest.Captu
     assert main(["predict", f"run={place / 'run'}", str(place / "x.npz")]) == 0
     assert len(capsys.readouterr().out.splitlines()) == len(np.load(place / "x.npz")["y"])
     assert main(["export", f"run={place / 'run'}", "--out", str(place / "model.safetensors")]) == 0
-    mine, written = (load_file(path / "model.safetensors") for path in (place, place / "run"))
-    assert mine.keys() == written.keys()
-    assert all(torch.equal(mine[name], written[name]) for name in mine)
+    node_tensors, run_tensors = (load_file(path / "model.safetensors") for path in (place, place / "run"))
+    assert node_tensors.keys() == run_tensors.keys()
+    assert all(torch.equal(node_tensors[name], run_tensors[name]) for name in node_tensors)
 
 
 @pytest.mark.parametrize(
@@ -100,10 +100,10 @@ def test_a_node_has_the_model_that_its_client_would_have_in_a_simulation(method:
     words = (f"method={method}", "rounds=2")
     path, client = deployed(tmp_path, *words), simulated(*words).trained.client(1)
     data = np.load(tmp_path / "nodes" / "data" / "node-1.npz")
-    mine = own(path, tmp_path / "nodes" / "state" / "node-1", data["x_train"], data["y_train"])
-    assert torch.equal(mine.outputs(data["x_test"]), client.outputs(data["x_test"]))
+    model = node_model(path, tmp_path / "nodes" / "state" / "node-1", data["x_train"], data["y_train"])
+    assert torch.equal(model.outputs(data["x_test"]), client.outputs(data["x_test"]))
     with pytest.raises(CheckpointError, match="has no state that counted in this run"):
-        own(path, tmp_path, data["x_train"], data["y_train"])
+        node_model(path, tmp_path, data["x_train"], data["y_train"])
 
 
 def test_the_command_line_uses_a_nodes_own_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,7 +112,7 @@ def test_the_command_line_uses_a_nodes_own_model(tmp_path: Path, capsys: pytest.
     data = np.load(file)
     np.savez(tmp_path / "x.npz", x=data["x_test"], y=data["y_test"])
     words = ["deploy", "predict", f"run={path}", "--data", str(file), "--state"]
-    model = own(path, home, data["x_train"], data["y_train"])
+    model = node_model(path, home, data["x_train"], data["y_train"])
     assert main([*words, str(home), str(tmp_path / "x.npz")]) == 0
     assert list(map(int, capsys.readouterr().out.split())) == model.predict(data["x_test"]).tolist()
     assert main([*words, str(home)]) == 0

@@ -20,12 +20,12 @@ from fedloom.parts.objectives import Decorrelation, HeadOnMeans, TrainableProtot
 from fedloom.rounds.exchange import Broadcast
 from fedloom.rounds.plan import ClientPlan
 from fedloom.rounds.server import Server, first_state
-from fedloom_apps.deploy.answers import least_loss, measured, read_result, same_scale, same_shapes
+from fedloom_apps.deploy.answers import least_loss, read_metrics, read_result, same_scale, same_shapes
 from fedloom_apps.deploy.assignment import Forms, forms, prepare_without_data
 from fedloom_apps.deploy.flower import LARGEST
 from fedloom_apps.deploy.flower.superlink import HEADER, Guard
 from fedloom_apps.deploy.messages import Delivered
-from fedloom_apps.deploy.server import Recipe, _joined, run
+from fedloom_apps.deploy.server import Recipe, _read_join, run
 from fedloom_apps.deploy.settings import Deployment
 from fedloom_apps.deploy.wire import LARGEST_LOSS, Packet, WireError, pack, unpack
 
@@ -222,8 +222,8 @@ def test_metrics_come_with_a_loss(honest: Any) -> None:
     """Also those of the only node that has test samples, with which no others can be compared."""
     plan, *_ = honest
     values = {"loss": 1.0, "accuracy": 0.5}
-    assert measured(Packet("answer", {"n": 2, "values": values}, {}), plan) == {"n": 2, **values}
-    assert measured(Packet("answer", {"n": 2, "values": {"accuracy": 0.5}}, {}), plan) == "its answer holds no loss"
+    assert read_metrics(Packet("answer", {"n": 2, "values": values}, {}), plan) == {"n": 2, **values}
+    assert read_metrics(Packet("answer", {"n": 2, "values": {"accuracy": 0.5}}, {}), plan) == "its answer holds no loss"
 
 
 def test_what_differs_from_most_is_left_out(honest: Any) -> None:
@@ -235,7 +235,7 @@ def test_what_differs_from_most_is_left_out(honest: Any) -> None:
     far = replace(good[1], buffers=down.buffers + 1e8)
     for refuse, wrong, sentence in (
         (same_shapes, cut, "the shapes of its uploads differ"),
-        (partial(same_scale, known={}), far, "the norm of its buffers is"),
+        (partial(same_scale, earlier_norms={}), far, "the norm of its buffers is"),
     ):
         kept = refuse([good[0], wrong, good[2]], 3 * [down])
         assert [one.failure is None for one in kept] == [True, False, True]
@@ -259,9 +259,9 @@ def test_a_loss_is_not_negative_where_the_objective_or_the_mixing_forbids_it(hon
 )  # fmt: skip
 def test_numbers_of_samples_that_no_node_has_do_not_join(facts: dict[str, Any]) -> None:
     good = {"status": "joined", "sizes": [5, 0, 2], "threads": "many"}
-    assert _joined(pack("answer", good), Deployment()) == ((5, 0, 2), "")
+    assert _read_join(pack("answer", good), Deployment()) == ((5, 0, 2), "")
     if facts:
-        assert _joined(pack("answer", good | facts), Deployment())[0] is None
+        assert _read_join(pack("answer", good | facts), Deployment())[0] is None
 
 
 @pytest.mark.parametrize("said", [{"status": "left out", "kind": "nonsense"}, {"status": "left out", "kind": []}, {}])

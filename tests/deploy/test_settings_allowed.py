@@ -15,7 +15,7 @@ from fedloom.cli import main
 from fedloom.core.local import Local
 from fedloom.core.slots import SEVERAL
 from fedloom.methods import methods
-from fedloom_apps.deploy.allowed import WHOLE, _known, check, table
+from fedloom_apps.deploy.allowed import WHOLE, _parameters_by_place, check, table
 from fedloom_apps.deploy.assignment import settings_of
 from fedloom_apps.deploy.data import DataSpec
 from fedloom_apps.deploy.messages import Order
@@ -31,7 +31,12 @@ def test_every_setting_of_local_training_has_a_range() -> None:
 def test_every_text_of_a_part_is_a_word_of_a_list_or_names_slices() -> None:
     """What is not in the table keeps its default: folders, files, networks of the hub and lists of networks."""
     listed = table()
-    missing = {f"{place}.{key}" for place, own in _known() for key in own if f"{place}.{key}" not in listed}
+    missing = {
+        f"{place}.{key}"
+        for place, parameters in _parameters_by_place()
+        for key in parameters
+        if f"{place}.{key}" not in listed
+    }
     assert missing == {
         "model=timm.network", "model=timm.weights", "model=transformers.network", "model=transformers.config",
         "model=transformers.lora_targets", "model=several.names", "method.topology=edge_list.pairs",
@@ -55,7 +60,7 @@ def beyond(annotation: Any) -> list[Any]:
 
 def settings() -> list[tuple[str, str, Any]]:
     """Every key of local training and of the parts, with the place where it stands, and its annotation."""
-    places = ((place, key, p) for place, own in _known() for key, p in own.items())
+    places = ((place, key, p) for place, parameters in _parameters_by_place() for key, p in parameters.items())
     return [(place, key, p.annotation) for place, key, p in places if place.startswith(("local", "method"))]
 
 

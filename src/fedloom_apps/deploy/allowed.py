@@ -52,12 +52,12 @@ def check(values: Mapping[str, Any]) -> None:
         raise ConfigError("model.pretrained=true makes nodes download weights; set it to false.")
     if len(values["augment"]) > LONG:
         raise ConfigError(f"augment has {len(values['augment']):,} steps, where {LONG:,} are allowed.")
-    for place, parameters, given in _given(values):
-        for key in given.keys() & parameters.keys():
-            value, known = given[key], parameters[key]
-            if known.default is not known.empty and value == to_plain(known.default):
+    for place, parameters, settings in _settings_by_place(values):
+        for key in settings.keys() & parameters.keys():
+            value, parameter = settings[key], parameters[key]
+            if parameter.default is not parameter.empty and value == to_plain(parameter.default):
                 continue
-            if wrong := _wrong(f"{place}.{key}", value, known.annotation):
+            if wrong := _fault(f"{place}.{key}", value, parameter.annotation):
                 raise ConfigError(f"{place}.{key} {wrong}.")
 
 
@@ -67,11 +67,15 @@ def table() -> dict[str, str]:
     >>> table()["local.momentum"], table()["method.drift=dynamic.alpha"], "model=timm.weights" in table()
     ('a number in [0, 1)', 'a number greater than 0', False)
     """
-    settings = [(f"{place}.{key}", p.annotation) for place, own in _known() for key, p in own.items()]
+    settings = [
+        (f"{place}.{key}", p.annotation)
+        for place, parameters in _parameters_by_place()
+        for key, p in parameters.items()
+    ]
     return {key: expected(_kind(key, kind)) for key, kind in settings if _is_closed(key, _kind(key, kind))}
 
 
-def _given(values: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Parameter], Mapping[str, Any]]]:
+def _settings_by_place(values: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Parameter], Mapping[str, Any]]]:
     """The settings of a configuration by place, with the parameters of what stands there."""
     method, model, compute = values["method"], values["model"], values["compute"]
     yield "local", signature(Local), values["local"]
@@ -80,20 +84,20 @@ def _given(values: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Parame
     yield "compute", computes[compute["name"]].parameters, compute
     yield "method", METHOD.registry[method["name"]].parameters, method
     for choice in values["augment"]:
-        named = choice if isinstance(choice, Mapping) else {"name": choice}
-        yield "augment", augmentations[named["name"]].parameters, named
+        step = choice if isinstance(choice, Mapping) else {"name": choice}
+        yield "augment", augmentations[step["name"]].parameters, step
     for slot in SLOTS.keys() & method.keys():
         terms = method[slot] if slot in SEVERAL else {method[slot]["name"]: method[slot]}
-        for name, own in terms.items():
-            yield f"method.{slot}", SLOTS[slot][name].parameters, own
+        for name, term in terms.items():
+            yield f"method.{slot}", SLOTS[slot][name].parameters, term
 
 
-def _known() -> Iterator[tuple[str, Mapping[str, Parameter]]]:
+def _parameters_by_place() -> Iterator[tuple[str, Mapping[str, Parameter]]]:
     """The parameters of everything that a server may choose, by place and name."""
     yield "local", signature(Local)
     yield "evaluation", signature(Evaluation)
-    slots = {f"method.{slot}": registry for slot, registry in SLOTS.items()}
-    for place, registry in ({"model": models, "augment": augmentations, "compute": computes} | slots).items():
+    registries = {f"method.{slot}": registry for slot, registry in SLOTS.items()}
+    for place, registry in ({"model": models, "augment": augmentations, "compute": computes} | registries).items():
         for entry in registry:
             hidden = {"classes", "inputs", "pretrained"} if place == "model" else set[str]()
             if entry.name not in DOWNLOADING:
@@ -116,20 +120,20 @@ def _is_closed(key: str, kind: Any) -> bool:
     return kind in (int, float, bool, type(None), ...) or (kind is str and key.rpartition(".")[2] in NAMES)
 
 
-def _wrong(key: str, value: Any, annotation: Any) -> str | None:
+def _fault(key: str, value: Any, annotation: Any) -> str | None:
     """What is wrong with the value of a setting, or None."""
-    known = range_of(_kind(key, annotation))
+    bounds = range_of(_kind(key, annotation))
     long = len(value) if isinstance(value, list | tuple | Mapping) else value if key in DEEP else 0
     if long > LONG:
         return f"asks for {long:,} values or layers, where {LONG:,} are allowed"
     for item in [*each(value), *(value if isinstance(value, Mapping) else ())]:
-        if isinstance(item, str) and not isinstance(known, Words):
+        if isinstance(item, str) and not isinstance(bounds, Words):
             if key.rpartition(".")[2] not in NAMES or not NAME.fullmatch(item):
                 return "is not for a server to set"
-        elif known is not None and (wrong := beyond(known, item)):
+        elif bounds is not None and (wrong := beyond(bounds, item)):
             return wrong
         elif isinstance(item, int | float) and not isinstance(item, bool):
-            has_end = isinstance(known, Range) and (known.high < inf or (known.infinite and item == inf))
+            has_end = isinstance(bounds, Range) and (bounds.high < inf or (bounds.infinite and item == inf))
             if not has_end and abs(item) > (most := WHOLE if isinstance(item, int) else MODERATE):
                 return f"must lie within ±{most:g}, not {item:g}"
         elif not isinstance(item, str | bool | None):

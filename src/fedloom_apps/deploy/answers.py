@@ -17,7 +17,7 @@ from fedloom.rounds.exchange import Broadcast, Failure, FailureKind, Result
 from fedloom.rounds.plan import ClientPlan
 from fedloom.rounds.server import Server, first_state
 from fedloom_apps.deploy.assignment import Forms, Workspace, forms
-from fedloom_apps.deploy.messages import moderate, tree
+from fedloom_apps.deploy.messages import is_moderate, tree
 from fedloom_apps.deploy.wire import LARGEST_LOSS, Packet, WireError, is_count, is_number
 
 SLICES = (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool)
@@ -54,7 +54,7 @@ def is_loss(value: Any, plan: ClientPlan) -> TypeGuard[float]:
     return is_number(value, least_loss(plan) - SLACK)
 
 
-def same_scale(results: Sequence[Result], downs: Sequence[Broadcast], known: Norms) -> list[Result]:
+def same_scale(results: Sequence[Result], downs: Sequence[Broadcast], earlier_norms: Norms) -> list[Result]:
     """The results without those with an update, buffers or an upload whose norm is beyond ``FARTHEST`` medians.
 
     Two clients have no majority: fewer than three norms say nothing, and neither does a median of 0.
@@ -62,24 +62,26 @@ def same_scale(results: Sequence[Result], downs: Sequence[Broadcast], known: Nor
     Args:
         results: results without failures.
         downs: what each client received.
-        known: norms of earlier results, with which the median is taken, one a client, however often it answers; those
-            of the results are added.
+        earlier_norms: norms of earlier results, with which the median is taken, one a client, however often it answers;
+            those of the results are added.
     """
-    kept = list(results)
+    results = list(results)
     for slot in _slots(results[0], downs[0]) if results else ():
-        left = [row for row, result in enumerate(kept) if result.failure is None]
-        sizes = [float(torch.linalg.vector_norm(_slots(kept[row], downs[row])[slot].double())) for row in left]
-        before = known.setdefault(slot, {})
-        every = sorted((before | {kept[row].client: size for row, size in zip(left, sizes, strict=True)}).values())
-        middle = every[len(every) // 2] if len(every) > 2 else 0.0
-        for row, size in zip(left, sizes, strict=True):
-            if middle and size > FARTHEST * middle:
-                client, name = kept[row].client, slot or "update"
-                reason = f"the norm of its {name} is {size:.3g}, where the cohort's median is {middle:.3g}"
-                kept[row] = Result(client, failure=Failure(downs[row].round, client, FailureKind.REFUSED, reason))
+        rows = [row for row, result in enumerate(results) if result.failure is None]
+        sizes = [float(torch.linalg.vector_norm(_slots(results[row], downs[row])[slot].double())) for row in rows]
+        norms = earlier_norms.setdefault(slot, {})
+        all_norms = sorted(
+            (norms | {results[row].client: size for row, size in zip(rows, sizes, strict=True)}).values()
+        )
+        median = all_norms[len(all_norms) // 2] if len(all_norms) > 2 else 0.0
+        for row, size in zip(rows, sizes, strict=True):
+            if median and size > FARTHEST * median:
+                client, name = results[row].client, slot or "update"
+                reason = f"the norm of its {name} is {size:.3g}, where the cohort's median is {median:.3g}"
+                results[row] = Result(client, failure=Failure(downs[row].round, client, FailureKind.REFUSED, reason))
             else:
-                before[kept[row].client] = size
-    return kept
+                norms[results[row].client] = size
+    return results
 
 
 def _slots(result: Result, down: Broadcast) -> dict[str, torch.Tensor]:
@@ -92,26 +94,26 @@ def _slots(result: Result, down: Broadcast) -> dict[str, torch.Tensor]:
 
 def same_shapes(results: Sequence[Result], downs: Sequence[Broadcast]) -> list[Result]:
     """The results without those whose uploads differ in shape from most others."""
-    kept = list(results)
-    sent = [frozenset(forms(result.uploads).items()) for result in results]
-    usual = Counter(sent).most_common(1)
-    for row, (own, result) in enumerate(zip(sent, results, strict=True)):
-        if own != usual[0][0]:
+    results = list(results)
+    layouts = [frozenset(forms(result.uploads).items()) for result in results]
+    usual = Counter(layouts).most_common(1)
+    for row, (layout, result) in enumerate(zip(layouts, results, strict=True)):
+        if layout != usual[0][0]:
             reason = "the shapes of its uploads differ from those of the other clients"
             failure = Failure(downs[row].round, result.client, FailureKind.REFUSED, reason)
-            kept[row] = Result(result.client, failure=failure)
-    return kept
+            results[row] = Result(result.client, failure=failure)
+    return results
 
 
-def read_result(client: int, answer: Packet, down: Broadcast, plan: ClientPlan, known: Forms | None) -> Result:
+def read_result(client: int, answer: Packet, down: Broadcast, plan: ClientPlan, known_forms: Forms | None) -> Result:
     """The update and uploads in an answer.
 
     Raises:
         WireError: if they are not what the method's parts upload.
     """
     update, buffers, uploads = answer.tensors.get("update"), answer.tensors.get("buffers"), tree(answer, "uploads")
-    wanted = {(place, name) for place, part in plan.method.uploading for name in part.uploads if name != "update"}
-    if forms(uploads).keys() != wanted:
+    slice_names = {(place, name) for place, part in plan.method.uploading for name in part.uploads if name != "update"}
+    if forms(uploads).keys() != slice_names:
         raise WireError("its answer holds other slices than the parts of the method upload")
     for name, tensor, like in (("update", update, down.theta), ("buffers", buffers, down.buffers)):
         if tensor is None or tensor.shape != like.shape or tensor.dtype != like.dtype:
@@ -119,21 +121,21 @@ def read_result(client: int, answer: Packet, down: Broadcast, plan: ClientPlan, 
     assert update is not None
     assert buffers is not None
     for (place, name), form in forms(uploads).items():
-        if form[1] not in SLICES if known is None else form != known[place, name]:
+        if form[1] not in SLICES if known_forms is None else form != known_forms[place, name]:
             raise WireError(f"the slice {place}/{name} in its answer has another shape or type than clients upload")
-    every = [update, buffers, *(t for slices in uploads.values() for t in slices.values())]
-    if not all(map(moderate, every)):
+    tensors = [update, buffers, *(t for slices in uploads.values() for t in slices.values())]
+    if not all(map(is_moderate, tensors)):
         raise WireError("its answer has values that no model has, or that are not finite")
     if not plan.method.uplink:  # whose encodings may round below 0
         _check_variances(buffers, plan)
     loss, sent = answer.facts.get("loss"), answer.facts.get("sent")
     if not plan.is_private and not is_loss(loss, plan):
         raise WireError("the training loss in its answer is out of its range")
-    most = 16 * sum(t.numel() * t.element_size() for t in every)  # whatever an encoding adds
-    counted = isinstance(sent, list) and len(sent) == 2 and all(is_count(n) and n <= most for n in sent)
+    most = 16 * sum(t.numel() * t.element_size() for t in tensors)  # whatever an encoding adds
+    has_traffic = isinstance(sent, list) and len(sent) == 2 and all(is_count(n) and n <= most for n in sent)
     return Result(
         client, update, buffers, uploads, loss=float(loss) if is_number(loss) else float("nan"),
-        traffic=(sent[0], sent[1]) if counted and sent is not None else None,
+        traffic=(sent[0], sent[1]) if has_traffic and sent is not None else None,
     )  # fmt: skip
 
 
@@ -145,7 +147,7 @@ def _check_variances(buffers: torch.Tensor, plan: ClientPlan) -> None:
         at += leaf.size
 
 
-def measured(answer: Packet, plan: ClientPlan, tests: int | None = None) -> dict[str, float] | str | None:
+def read_metrics(answer: Packet, plan: ClientPlan, tests: int | None = None) -> dict[str, float] | str | None:
     """The number of test samples ``n`` and the metrics in a node's answer; None without samples, or what is wrong.
 
     Args:
@@ -180,7 +182,7 @@ def _range(name: str, plan: ClientPlan) -> tuple[float, float]:
     return OTHERS.get(name) or lookup(name).range
 
 
-def worked(answer: Packet | Failure, most: float) -> float:
+def work_seconds(answer: Packet | Failure, most: float) -> float:
     """The time that a node reports to have worked, of which ``most`` have passed."""
     seconds = None if isinstance(answer, Failure) else answer.facts.get("seconds")
     return seconds if is_number(seconds, 0.0, most) else 0.0

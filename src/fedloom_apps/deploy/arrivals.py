@@ -14,7 +14,7 @@ from fedloom.base.errors import ClientError
 from fedloom.core.timeline import Arrivals, InFlight, World
 from fedloom.rounds.exchange import Broadcast
 from fedloom.timing import Equal
-from fedloom_apps.deploy.answers import worked
+from fedloom_apps.deploy.answers import work_seconds
 from fedloom_apps.deploy.engine import POLL, Deployed
 
 SCHEDULES = ("rounds", "deadline", "over_select", "buffered", "asynchronous", "semi")
@@ -44,14 +44,14 @@ class RealWorld(World):
         broadcast: the newest version of the model.
         versions: earlier ones on which clients are at work.
         zero: the moment at which the clock of the run was 0.
-        again: the clients that were at work when the server was stopped.
+        interrupted_work: the clients that were at work when the server was stopped.
     """
 
     engine: Deployed = field(kw_only=True)
     broadcast: Callable[[], Broadcast] = field(kw_only=True)
     versions: Mapping[int, Broadcast] = field(kw_only=True)
     zero: float = field(kw_only=True)
-    again: tuple[AtWork, ...] = field(default=(), kw_only=True)
+    interrupted_work: tuple[AtWork, ...] = field(default=(), kw_only=True)
 
     @property
     def now(self) -> float:
@@ -80,14 +80,14 @@ class RealWorld(World):
     def flight(self, version: int, clock: float) -> InFlight:
         """The clients at work, of whom some may have been when the server was stopped."""
         flight = RealFlight(self, clock, version)
-        for number in sorted({one.version for one in self.again}):
-            again = [one for one in self.again if one.version == number]
-            clients = np.array([one.client for one in again], dtype=np.int64)
+        for number in sorted({work.version for work in self.interrupted_work}):
+            at_work = [work for work in self.interrupted_work if work.version == number]
+            clients = np.array([work.client for work in at_work], dtype=np.int64)
             down = self.versions[number] if number in self.versions else self.broadcast()
-            self.engine.begin(down, clients, clock, {one.client: one.ticket for one in again})
-            flight.working += [(inf, one.client, number, one.begin) for one in again]
+            self.engine.begin(down, clients, clock, {work.client: work.ticket for work in at_work})
+            flight.working += [(inf, work.client, number, work.begin) for work in at_work]
             flight.busy.update(clients.tolist())
-            flight.flying[number] = len(again)
+            flight.flying[number] = len(at_work)
         return flight
 
 
@@ -115,13 +115,13 @@ class RealFlight(InFlight):
     def wait(self, until: float) -> None:
         """Wait for the next answers, or for nodes that come while places are free, until a time at the latest."""
         world, engine, started = self.world, self.world.engine, time.monotonic()
-        before, waited = engine.reached() | self.busy, False
+        before, waited = engine.reachable() | self.busy, False
         while True:
             engine.send_orders()
-            answers = {one: answer for one in self.working if (answer := engine.answer(one[1])) is not None}
+            answers = {entry: answer for entry in self.working if (answer := engine.answer(entry[1])) is not None}
             self.clock = world.now
             free = len(self.working) < world.size
-            if answers or self.clock >= until or (free and engine.reached() - before):
+            if answers or self.clock >= until or (free and engine.reachable() - before):
                 break
             self.idle = self.clock if self.working else self.idle
             if waited := self.clock - self.idle > engine.terms.deadline:
@@ -132,15 +132,15 @@ class RealFlight(InFlight):
                     "running, and continue with resume=…"
                 )
             engine.receive(min(POLL, until - self.clock))
-        engine.compare(np.array([one[1] for one in answers], dtype=np.int64), engine.norms)
-        self.working = [one for one in self.working if one not in answers]
-        for one, answer in sorted(answers.items(), key=lambda each: each[1].time):
+        engine.compare(np.array([entry[1] for entry in answers], dtype=np.int64), engine.norms)
+        self.working = [entry for entry in self.working if entry not in answers]
+        for entry, answer in sorted(answers.items(), key=lambda item: item[1].time):
             is_update = answer.result is not None and answer.result.failure is None
-            (self.arrived if is_update else self.failed).append((answer.time - world.zero, *one[1:]))
+            (self.arrived if is_update else self.failed).append((answer.time - world.zero, *entry[1:]))
         if waited or len(self.failed) >= world.size:
             self.arrived, self.failed = self.arrived + self.failed, []
-        spent = [worked(answer.packet, self.clock - one[3]) for one, answer in answers.items()]
-        engine.tally.work = max(engine.tally.work, *spent) if spent else engine.tally.work
+        seconds = [work_seconds(answer.packet, self.clock - entry[3]) for entry, answer in answers.items()]
+        engine.tally.work = max(engine.tally.work, *seconds) if seconds else engine.tally.work
         engine.tally.seconds += time.monotonic() - started
 
     def take(self, count: int) -> Arrivals:

@@ -117,7 +117,7 @@ Forms = dict[tuple[str, str], tuple[torch.Size, torch.dtype]]
 
 def forms(slices: State) -> Forms:
     """The forms of what parts send."""
-    return {(place, name): (t.shape, t.dtype) for place, own in slices.items() for name, t in own.items()}
+    return {(place, name): (t.shape, t.dtype) for place, tensors in slices.items() for name, t in tensors.items()}
 
 
 @dataclass
@@ -130,14 +130,14 @@ class Workspace:
     federation: Federation
     client: int
     computes: dict[int, Any] = field(default_factory=dict)  # those made so far, by level
-    later: Forms = field(default_factory=dict)
+    later_forms: Forms = field(default_factory=dict)
 
 
 def prepare(assignment: Assignment, data: NodeData, most: float = float("inf")) -> Workspace:
     """Set up the work of an assignment, whose model takes at most so many bytes."""
     values, client = assignment.values, assignment.client
     clients = max(assignment.clients, client + 1)
-    alone = _federation(data, 0, 1)
+    single_client = _federation(data, 0, 1)
     conditions = arguments(Experiment, CONDITIONS, values) | {
         "participation": 1.0, "cohort": None, "sampling": "fixed", "engine": "serial", "engine_settings": {},
         "device": "cpu", "teacher": None, "client_state": "memory", "schedule": Rounds(), "devices": None,
@@ -152,7 +152,7 @@ def prepare(assignment: Assignment, data: NodeData, most: float = float("inf")) 
         numbers = sum(t.numel() for t in model().state_dict().values())
     if numbers * getattr(torch, values["dtype"]).itemsize > most:
         raise Refusal(Code.QUOTA, f"the model has {numbers:,} numbers, more than a message of {most:,} bytes holds.")
-    experiment = Experiment(method=method, federation=alone, model=model, config=values, **conditions)
+    experiment = Experiment(method=method, federation=single_client, model=model, config=values, **conditions)
     federation = placed(_federation(data, client, clients), getattr(torch, experiment.dtype), "cpu")
     plan = make_plan(experiment, federation, "cpu")
     if assignment.model and assignment.model != model_digest(plan):
@@ -161,8 +161,8 @@ def prepare(assignment: Assignment, data: NodeData, most: float = float("inf")) 
             "the model has other parameters here than at the server; install the same versions of fedloom and torch "
             "as there.",
         )
-    whole = Population(clients, np.zeros(0, np.int64), assignment.mean_size or float(len(data.train)))
-    plan = replace(plan, whole=whole, cohort=assignment.cohort, expected_cohort=assignment.expected_cohort)
+    population = Population(clients, np.zeros(0, np.int64), assignment.mean_size or float(len(data.train)))
+    plan = replace(plan, whole=population, cohort=assignment.cohort, expected_cohort=assignment.expected_cohort)
     return Workspace(assignment, experiment, plan, federation, client)
 
 
@@ -179,11 +179,13 @@ def model_digest(plan: ClientPlan) -> str:
 
 def _federation(data: NodeData, client: int, clients: int) -> Federation:
     """A federation in which one client holds all samples."""
-    train, validation, test = (_only(arrays, client, clients) for arrays in (data.train, data.validation, data.test))
+    train, validation, test = (
+        _single_split(arrays, client, clients) for arrays in (data.train, data.validation, data.test)
+    )
     return Federation(train, validation, test, data.test)
 
 
-def _only(arrays: Arrays, client: int, clients: int) -> Split:
+def _single_split(arrays: Arrays, client: int, clients: int) -> Split:
     """A split in which one client holds all rows."""
     offsets = np.zeros(clients + 1, np.int64)
     offsets[client + 1 :] = len(arrays)

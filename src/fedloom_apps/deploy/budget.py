@@ -57,14 +57,14 @@ class Ledger:
                     f"{self.path} is damaged, and it alone records the spent privacy; restore a copy."
                 ) from None
         try:
-            counted = int(self.second.read_text()) if self.second.exists() else 0
+            second_count = int(self.second.read_text()) if self.second.exists() else 0
         except (OSError, ValueError):
             raise CheckpointError(
                 f"{self.second} is damaged; it must hold the number of orders in {self.path}."
             ) from None
-        if (known := self.orders.total()) < counted:
+        if (total := self.orders.total()) < second_count:
             raise CheckpointError(
-                f"{self.path} has {known} orders, but this node has answered {counted}; restore the newest copy, "
+                f"{self.path} has {total} orders, but this node has answered {second_count}; restore the newest copy, "
                 "which alone records the spent privacy."
             )
 
@@ -104,12 +104,12 @@ class Ledger:
 
 def price(plan: ClientPlan, samples: int, delta: float) -> ExampleAccountant:
     """The privacy cost of an order for work to any one of the client's samples."""
-    found, bounds = ExampleAccountant.of(plan.local, samples, delta), [plan.local.dp_clip or inf]
+    accountant, bounds = ExampleAccountant.of(plan.local, samples, delta), [plan.local.dp_clip or inf]
     for uplink in plan.method.uplink:
-        if found is None and isinstance(uplink, ClipNoise) and uplink.noise_at == "client" and uplink.noise:
-            found = ExampleAccountant("shuffled", uplink.noise, 1, 1.0, delta)
+        if accountant is None and isinstance(uplink, ClipNoise) and uplink.noise_at == "client" and uplink.noise:
+            accountant = ExampleAccountant("shuffled", uplink.noise, 1, 1.0, delta)
             bounds = [*uplink.bounds.values()] or [uplink.clip]
-    if found is None:
+    if accountant is None:
         raise Refusal(
             Code.BUDGET,
             "this node has a privacy budget, so it trains only with its own noise: local.dp_clip with local.dp_noise, "
@@ -121,7 +121,7 @@ def price(plan: ClientPlan, samples: int, delta: float) -> ExampleAccountant:
             f"an order clips to {min(bounds):g}, so that its noise, a multiple of that, may be rounded to 0; with a "
             f"privacy budget bounds are at least {1 / MODERATE:g}.",
         )
-    return found
+    return accountant
 
 
 ORDERS = "orders.json"
@@ -154,11 +154,11 @@ class Quota:
         >>> Quota.parse("orders=500,steps=100").orders
         500
         """
-        known, limits = [field.name for field in fields(cls)], {}
+        names, limits = [field.name for field in fields(cls)], {}
         for word in text.split(","):
             name, _, number = word.partition("=")
-            if name not in known or not number.isdecimal():
-                raise ConfigError(f"--quota has {word!r}, but it takes whole numbers for {', '.join(known)}.")
+            if name not in names or not number.isdecimal():
+                raise ConfigError(f"--quota has {word!r}, but it takes whole numbers for {', '.join(names)}.")
             limits[name] = int(number)
         return cls(**limits)
 
@@ -188,6 +188,6 @@ class Quota:
         folders = [path for path in home.iterdir() if path.is_dir()]
         if run not in {path.name for path in folders} and len(folders) >= self.runs:
             raise Refusal(Code.QUOTA, f"{home} has {len(folders)} folders of runs; delete those that are over.")
-        taken = sum(path.stat().st_size for folder in folders for path in folder.iterdir() if path.is_file())
-        if taken > self.disk:
-            raise Refusal(Code.QUOTA, f"the runs in {home} take {taken:,} bytes; delete those that are over.")
+        size = sum(path.stat().st_size for folder in folders for path in folder.iterdir() if path.is_file())
+        if size > self.disk:
+            raise Refusal(Code.QUOTA, f"the runs in {home} take {size:,} bytes; delete those that are over.")

@@ -59,14 +59,14 @@ def make(folder: Path, hosts: Sequence[str], nodes: Sequence[str]) -> list[Path]
     except ImportError as error:
         raise ConfigError("certificates need the package cryptography; pip install 'fedloom[flower]'.") from error
     pem, none = serialization.Encoding.PEM, serialization.NoEncryption()
-    written: list[Path] = []
+    paths: list[Path] = []
 
     def write(name: str, blob: bytes, private: bool = False) -> None:
         path, new = folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL
         # a server that runs looks for public keys, and must not see half of one
         with os.fdopen(os.open(path, new, 0o600), "wb") if private else whole_file(path) as file:
             file.write(blob)
-        written.append(path)
+        paths.append(path)
 
     def key(name: str, form: serialization.PrivateFormat) -> ec.EllipticCurvePrivateKey:
         path = folder / f"{name}.key"
@@ -76,7 +76,7 @@ def make(folder: Path, hosts: Sequence[str], nodes: Sequence[str]) -> list[Path]
         write(path.name, private.private_bytes(pem, form, none), private=True)
         return private
 
-    def named(text: str) -> x509.Name:
+    def x509_name(text: str) -> x509.Name:
         return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
     def certificate(
@@ -88,8 +88,8 @@ def make(folder: Path, hosts: Sequence[str], nodes: Sequence[str]) -> list[Path]
                                "encipher_only", "decipher_only"), False)  # fmt: skip
         builder = (
             x509.CertificateBuilder()
-            .subject_name(named(subject))
-            .issuer_name(named("FedLoom authority"))
+            .subject_name(x509_name(subject))
+            .issuer_name(x509_name("FedLoom authority"))
             .public_key(public)
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - datetime.timedelta(minutes=5))
@@ -137,4 +137,4 @@ def make(folder: Path, hosts: Sequence[str], nodes: Sequence[str]) -> list[Path]
         raise ConfigError(f"certificates cannot be written to {folder} ({error.strerror}).") from error
     except (ValueError, TypeError, x509.ExtensionNotFound) as error:
         raise ConfigError(f"{folder} holds a key or certificate that cannot be read ({first_line(error)}).") from error
-    return written
+    return paths

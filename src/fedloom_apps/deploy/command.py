@@ -14,10 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from fedloom.applications import applications
-from fedloom.base.errors import CheckpointError, ConfigError, DataError, nearest
+from fedloom.base.errors import CheckpointError, ConfigError, DataError, nearest, printable
 from fedloom.cli.command import Command, Job, RunPlan, Stopped
 from fedloom.cli.predict import predict as predict_file
 from fedloom.cli.predict import run_and_files
@@ -37,18 +38,18 @@ def command(arguments: argparse.Namespace) -> int:
         print(applications()["deploy"].help, end="")
         return 0
     name, *arguments.words = arguments.words
-    known: dict[str, Callable[[argparse.Namespace], int]] = {
+    subcommands: dict[str, Callable[[argparse.Namespace], int]] = {
         "server": serve, "node": node, "local": local, "certificates": certificates, "status": status,
         "predict": predict, "allowed": allowed, "agree": agree, "why": why,
     }  # fmt: skip
-    if name not in known:
-        raise ConfigError(f"unknown command 'deploy {name}'; {nearest(name, known)}")
-    return known[name](arguments)
+    if name not in subcommands:
+        raise ConfigError(f"unknown command 'deploy {name}'; {nearest(name, subcommands)}")
+    return subcommands[name](arguments)
 
 
 def serve(arguments: argparse.Namespace) -> int:
     """Run a recipe with the nodes that join."""
-    return _training(DEPLOY, partial(_train, insecure=arguments.insecure), _recipe)(arguments)
+    return _training_command(DEPLOY, partial(_train, insecure=arguments.insecure), _recipe)(arguments)
 
 
 def local(arguments: argparse.Namespace) -> int:
@@ -56,7 +57,7 @@ def local(arguments: argparse.Namespace) -> int:
     count = _number(arguments.nodes, "--nodes") if arguments.nodes else None
     if count is not None:
         arguments.words += [f"clients={count}", f"deploy.nodes={count}"]
-    return _training(LOCAL, partial(_train_locally, insecure=arguments.insecure), _recipe_with_data)(arguments)
+    return _training_command(LOCAL, partial(_train_locally, insecure=arguments.insecure), _recipe_with_data)(arguments)
 
 
 def _recipe(config: Config, shared: Shared) -> object:
@@ -74,7 +75,7 @@ def _recipe_with_data(config: Config, shared: Shared) -> object:
     return recipe, shared
 
 
-def _training(
+def _training_command(
     schema: CommandSchema, train: Callable[..., None], build: Callable[[Config, Shared], object]
 ) -> Callable[[argparse.Namespace], int]:
     def run(arguments: argparse.Namespace) -> int:
@@ -97,7 +98,7 @@ def _train(
     from fedloom_apps.deploy.flower.host import hosting
     from fedloom_apps.deploy.server import run
 
-    with hosting(recipe.deployment, beside(job.directory), insecure) as (transport, count):
+    with hosting(recipe.deployment, deployment_folder(job.directory), insecure) as (transport, count):
         values = {
             key: value for key, value in recipe.config.values.items() if key != "partition"
         }  # nodes have their own
@@ -117,7 +118,7 @@ def _train_locally(
     from fedloom_apps.deploy.server import run
 
     require()
-    (recipe, shared), home = planned, beside(job.directory)
+    (recipe, shared), home = planned, deployment_folder(job.directory)
     data = split_for_nodes(recipe.config, home / "data", shared)
     names = [path.stem for path in data]
     authority.make(home / "certificates", ["127.0.0.1", "localhost"], names)
@@ -135,7 +136,7 @@ def _train_locally(
             end(nodes)
 
 
-def beside(directory: Path) -> Path:
+def deployment_folder(directory: Path) -> Path:
     """The folder of a run's deployment, beside its run directory."""
     return directory.with_name(f"{directory.name}-deployment")
 
@@ -148,7 +149,7 @@ def node(arguments: argparse.Namespace) -> int:
     from fedloom_apps.deploy.flower import require
     from fedloom_apps.deploy.node import Node
 
-    _need(arguments, "node", "data", "state", "server")
+    _require(arguments, "node", "data", "state", "server")
     if arguments.words:
         raise ConfigError(f"fedloom deploy node takes no {arguments.words[0]!r}; its settings are the server's.")
     host, _, port = arguments.server.rpartition(":")
@@ -198,15 +199,15 @@ def certificates(arguments: argparse.Namespace) -> int:
     from fedloom_apps.deploy.recipe import node_names
 
     folder = _folder(arguments, "certificates needs one folder, like fedloom deploy certificates keys.")
-    named = arguments.hosts.split(",") if arguments.hosts else []
-    hosts = list(dict.fromkeys([*named, "127.0.0.1", "localhost"]))  # the server itself connects to these
-    listed = arguments.nodes or "4"
-    nodes = node_names(_number(listed, "--nodes")) if listed.isdecimal() else listed.split(",")
-    written = make(folder, hosts, nodes)
+    names = arguments.hosts.split(",") if arguments.hosts else []
+    hosts = list(dict.fromkeys([*names, "127.0.0.1", "localhost"]))  # the server itself connects to these
+    word = arguments.nodes or "4"
+    nodes = node_names(_number(word, "--nodes")) if word.isdecimal() else word.split(",")
+    paths = make(folder, hosts, nodes)
     console = make_console()
-    for path in written:
+    for path in paths:
         print_raw(console, relpath(path))
-    if not written:
+    if not paths:
         print_raw(console, f"all of them are in {relpath(folder)} already")
     return 0
 
@@ -220,34 +221,35 @@ def status(arguments: argparse.Namespace) -> int:
     if not directory.is_begun:
         raise CheckpointError(f"{path} is not a run directory.")
     records, mixing = directory.metrics(), directory.mixing()
-    roster = Roster.stored(path, True)
+    roster = Roster.load(path, True)
     console = make_console()
     last = records[-1] if records else {}
     print_raw(console, f"{relpath(path)}: {directory.status.value}, round {last.get('round', 0)}")
     if roster is None:
         print_raw(console, "no round is complete yet")
         return 0
-    used = [(int(t), int(c)) for t, c, p in zip(*(mixing.get(k, ()) for k in ("round", "client", "p"))) if p > 0]  # noqa: B905
-    asked, counted = Counter(map(int, mixing.get("client", ()))), Counter(client for _, client in used)
-    latest = {client: t for t, client in sorted(used)}
+    rounds, clients, weights = (mixing.get(name, ()) for name in ("round", "client", "p"))
+    contributions = [(int(t), int(i)) for t, i, p in zip(rounds, clients, weights, strict=True) if p > 0]
+    times_asked, times_counted = Counter(map(int, clients)), Counter(client for _, client in contributions)
+    latest = {client: t for t, client in sorted(contributions)}
     table = Table("node", "samples", "asked", "counted", "last round")
     for client, (name, sizes) in enumerate(roster.nodes.items()):
-        row = (sizes[0], asked[client], counted[client], latest.get(client, "–"))
-        table.add_row(name, *map(str, row))
+        row = (sizes[0], times_asked[client], times_counted[client], latest.get(client, "–"))
+        table.add_row(escape(printable(name)), *map(str, row))
     console.print(table)
     return 0
 
 
 def predict(arguments: argparse.Namespace) -> int:
     """Predict with the model that a node deploys; without a file, measure it on the node's own test samples."""
-    from fedloom_apps.deploy.server import own, samples
+    from fedloom_apps.deploy.server import node_model, samples
 
     path, files = run_and_files(arguments.words, "deploy predict")
-    _need(arguments, "predict", "data", "state")
+    _require(arguments, "predict", "data", "state")
     if len(files) > 1:
         raise ConfigError(f"fedloom deploy predict takes one file of inputs, not {len(files)}.")
     data = samples(path, arguments.state, arguments.data)
-    model = own(path, arguments.state, data.train.x, data.train.y)
+    model = node_model(path, arguments.state, data.train.x, data.train.y)
     if files:
         return predict_file(lambda: model, files[0], arguments.out)
     if arguments.out:
@@ -313,7 +315,7 @@ def budget(arguments: argparse.Namespace) -> Budget | None:
     return Budget(**numbers)
 
 
-def _need(arguments: argparse.Namespace, command: str, *options: str) -> None:
+def _require(arguments: argparse.Namespace, command: str, *options: str) -> None:
     """Raise an error for an option that is not given."""
     for option in options:
         if not getattr(arguments, option):

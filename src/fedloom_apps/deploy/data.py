@@ -110,8 +110,8 @@ class DataSpec:
     @property
     def table(self) -> dict[str, Any]:
         """The columns and scale of the server's data, as ``fedloom.data.like`` takes them."""
-        named = {"columns": self.columns, "standardised": self.standardised}
-        return {key: value for key, value in named.items() if value}
+        settings = {"columns": self.columns, "standardised": self.standardised}
+        return {key: value for key, value in settings.items() if value}
 
     @classmethod
     def of(cls, arrays: Arrays, **settings: Any) -> DataSpec:
@@ -135,7 +135,7 @@ def _is_scale(numbers: Mapping[str, Any], size: int) -> bool:
         len(columns) == len(mean) == len(deviation)
         and all(is_count(column) and column < size for column in columns)
         and all(map(is_number, mean))
-        and all(is_number(one, 0.0) and one > 0 for one in deviation)
+        and all(is_number(value, 0.0) and value > 0 for value in deviation)
     )
 
 
@@ -178,10 +178,10 @@ def read(place: str, spec: DataSpec, seed: int = 0) -> NodeData:
     """
     path = Path(place).expanduser()
     if path.is_dir():
-        named: Mapping[str, Any] = _images(path, spec)
+        arrays: Mapping[str, Any] = _images(path, spec)
     else:
-        named = _table(path, spec) if path.suffix in TABLES else _named(path, place)
-    return fit(named, spec, place, seed)
+        arrays = _table(path, spec) if path.suffix in TABLES else _read_arrays(path, place)
+    return fit(arrays, spec, place, seed)
 
 
 def check_readable(place: str) -> None:
@@ -194,36 +194,36 @@ def check_readable(place: str) -> None:
         by_class(path)
         return
     if path.suffix in TABLES:
-        _whole(_frame(path), path)
+        _check_complete(_frame(path), path)
         return
-    named = _named(path, place)
-    for split in _splits(named, place):
+    arrays = _read_arrays(path, place)
+    for split in _splits(arrays, place):
         with _naming(place, split):
-            x, y = as_array(named[f"x_{split}"], "x"), targets(as_array(named[f"y_{split}"], "y"))
+            x, y = as_array(arrays[f"x_{split}"], "x"), targets(as_array(arrays[f"y_{split}"], "y"))
             pixels = x.dtype == np.uint8 and x.ndim in (3, 4)  # whose channels are the recipe's
             classes = 1 if y.is_floating_point() or not y.numel() else max(int(y.max()) + 1, 1)
             Arrays(torch.from_numpy(x) if pixels else inputs(x), y, classes)
 
 
-def _named(path: Path, place: str) -> Mapping[str, Any]:
+def _read_arrays(path: Path, place: str) -> Mapping[str, Any]:
     """The arrays of a file or function by name."""
     if path.suffix == ".npz":
         optional = [SCALED, *(f"{kind}_{split}" for split in SPLITS[1:] for kind in "xy")]
         return read_npz(path, ["x_train", "y_train"], optional)
     if LOADER.fullmatch(place):
-        return _loaded(place)
+        return _call_loader(place)
     raise DataError(
         f"--data {place}: there is no such folder, and it is neither an npz, CSV or parquet file nor a Python "
         "function like package.module:function."
     )
 
 
-def _splits(named: Mapping[str, Any], place: str) -> list[str]:
+def _splits(arrays: Mapping[str, Any], place: str) -> list[str]:
     """The splits that are there, each with inputs and targets."""
-    splits = [name for name in SPLITS if name == "train" or {f"x_{name}", f"y_{name}"} & named.keys()]
-    if missing := [f"{kind}_{name}" for name in splits for kind in "xy" if f"{kind}_{name}" not in named]:
+    splits = [name for name in SPLITS if name == "train" or {f"x_{name}", f"y_{name}"} & arrays.keys()]
+    if missing := [f"{kind}_{name}" for name in splits for kind in "xy" if f"{kind}_{name}" not in arrays]:
         raise DataError(f"{place} lacks {' and '.join(missing)}.")
-    if getattr(named["x_train"], "ndim", 1) and not len(named["x_train"]):
+    if getattr(arrays["x_train"], "ndim", 1) and not len(arrays["x_train"]):
         raise DataError(f"{place} has no training samples.")
     return splits
 
@@ -237,17 +237,17 @@ def _naming(place: str | Path, split: str) -> Iterator[None]:
         raise DataError(f"{place}: in the samples for {FOR[split]}, {error}") from error
 
 
-def fit(named: Mapping[str, Any], spec: DataSpec, place: str, seed: int = 0) -> NodeData:
+def fit(arrays: Mapping[str, Any], spec: DataSpec, place: str, seed: int = 0) -> NodeData:
     """The samples in the form that the recipe requires, split if they are not yet."""
-    splits = {name: _arrays(named, name, spec, place) for name in _splits(named, place)}
+    splits = {name: _arrays(arrays, name, spec, place) for name in _splits(arrays, place)}
     train = splits["train"]
     shares = [0.0 if name in splits else share for name, share in (("validation", spec.validation),
                                                                    ("test", spec.held_out))]  # fmt: skip
     labels = train.y.numpy() if not spec.numeric and train.y.ndim == 1 else np.zeros(len(train), np.int64)
-    whole = Index.of([np.arange(len(train))])
-    rows = split_rows(whole, labels, shares[0], shares[1], stream(seed, "split"))
-    taken = [train.take(part.rows) for part in rows]
-    return NodeData(taken[0], splits.get("validation", taken[1]), splits.get("test", taken[2]))
+    all_rows = Index.of([np.arange(len(train))])
+    rows = split_rows(all_rows, labels, shares[0], shares[1], stream(seed, "split"))
+    parts = [train.take(part.rows) for part in rows]
+    return NodeData(parts[0], splits.get("validation", parts[1]), splits.get("test", parts[2]))
 
 
 def placeholder(spec: DataSpec) -> Arrays:
@@ -257,44 +257,44 @@ def placeholder(spec: DataSpec) -> Arrays:
     return Arrays(x, y, spec.classes, spec.names, spec.mean, spec.std)
 
 
-def _arrays(named: Mapping[str, Any], split: str, spec: DataSpec, place: str) -> Arrays:
+def _arrays(arrays: Mapping[str, Any], split: str, spec: DataSpec, place: str) -> Arrays:
     """The samples of a split in the form of the recipe's."""
-    like, x, y = placeholder(spec), named[f"x_{split}"], named[f"y_{split}"]
+    like, x, y = placeholder(spec), arrays[f"x_{split}"], arrays[f"y_{split}"]
     with _naming(place, split):
         x = x if is_frame(x) else as_array(x, "x")
         if x.ndim and not len(x) and not np.size(y):
             return like.take(np.arange(0))
-        if not is_frame(x) and not bool(named.get(SCALED)):
+        if not is_frame(x) and not bool(arrays.get(SCALED)):
             if spec.standardised and spec.columns:
                 raise DataError(
                     "columns have no names, but the recipe standardises them; give a CSV or parquet table with the "
                     "columns of the server's."
                 )
             x = in_units({"x": x}, like, spec.table)["x"]
-        arrays = labelled_like(like, inputs_like(like, spec.table, x), y)
-        if spec.range is not None and arrays.x.numel():
+        samples = labelled_like(like, inputs_like(like, spec.table, x), y)
+        if spec.range is not None and samples.x.numel():
             low, high = spec.range
-            slack, least, most = SLACK * (high - low), float(arrays.x.min()), float(arrays.x.max())
+            slack, least, most = SLACK * (high - low), float(samples.x.min()), float(samples.x.max())
             if least < low - slack or most > high + slack:
                 raise DataError(
                     f"inputs have values from {least:g} to {most:g}, but the recipe's lie between {low:g} and {high:g}."
                 )
-    return arrays
+    return samples
 
 
 def _images(folder: Path, spec: DataSpec) -> dict[str, np.ndarray]:
     if len(spec.inputs) != 3 or spec.inputs[1] != spec.inputs[2]:
         raise DataError(f"{folder} holds images, but the recipe's inputs are {list(spec.inputs)}.")
     paths, labels, names = by_class(folder)
-    known = spec.names or tuple(map(str, range(spec.classes)))
-    if strange := [name for name in names if name not in known]:
-        raise DataError(f"{folder} has a class {strange[0]!r}, but the recipe's are {', '.join(known)}.")
+    class_names = spec.names or tuple(map(str, range(spec.classes)))
+    if unknown_names := [name for name in names if name not in class_names]:
+        raise DataError(f"{folder} has a class {unknown_names[0]!r}, but the recipe's are {', '.join(class_names)}.")
     raw = read_images(str(folder), paths, spec.inputs[1], folder / ".fedloom-images.npz", crop=spec.crop)
     if spec.inputs[0] == 1:
         if not (raw == raw[..., :1]).all():
             raise DataError(f"{folder} holds coloured images, but the recipe's inputs have one channel.")
         raw = raw[..., :1]
-    return {"x_train": raw, "y_train": np.array([known.index(name) for name in names])[labels]}
+    return {"x_train": raw, "y_train": np.array([class_names.index(name) for name in names])[labels]}
 
 
 def _table(path: Path, spec: DataSpec) -> dict[str, Any]:
@@ -319,7 +319,7 @@ def _frame(path: Path, texts: Collection[str] = ()) -> Any:
     return table.set_axis([str(name) for name in table.columns], axis=1)
 
 
-def _whole(table: Any, path: Path) -> None:
+def _check_complete(table: Any, path: Path) -> None:
     """Raise a ``DataError`` if columns of texts lack values, or those of numbers have NaN or infinity."""
     numbers = table.select_dtypes(["number", "bool"])
     with _naming(path, "train"):
@@ -339,7 +339,7 @@ def _label(table: Any, spec: DataSpec, path: Path) -> list[str]:
     raise DataError(f"{path} has no column {', '.join(map(repr, lost))} of labels; it has {', '.join(table.columns)}.")
 
 
-def _loaded(place: str) -> dict[str, Any]:
+def _call_loader(place: str) -> dict[str, Any]:
     module, _, name = place.partition(":")
     try:
         data = getattr(importlib.import_module(module), name)()

@@ -30,11 +30,11 @@ from fedloom_apps.deploy.answers import (
     Norms,
     is_loss,
     least_loss,
-    measured,
+    read_metrics,
     read_result,
     same_scale,
     same_shapes,
-    worked,
+    work_seconds,
 )
 from fedloom_apps.deploy.assignment import Assignment, Forms
 from fedloom_apps.deploy.messages import (
@@ -92,7 +92,7 @@ class Tally:
 
 
 @dataclass
-class Asked:
+class PendingOrder:
     """An order whose answer is awaited."""
 
     client: int
@@ -158,7 +158,7 @@ class Deployed(Engine):
         self.blocks = [self.compute(level).blocks for level in self.plan.levels]
         self.numbers = {name: client for client, name in enumerate(self.names)}
         self.proposed: dict[int, str] = {}
-        self.orders: dict[str, Asked] = {}
+        self.orders: dict[str, PendingOrder] = {}
         self.answers: dict[str, Answer] = {}
         self.norms: Norms = {}
         self._next_look = -inf  # when to look who is online
@@ -168,13 +168,13 @@ class Deployed(Engine):
     def run(self, groups: Sequence[Group]) -> Generator[tuple[int, Fold]]:
         """The folds of each group's blocks, in order, of work that has arrived."""
         for number, (down, clients, _, weights, level) in enumerate(groups):
-            results = [self._arrived(down, client) for client in clients.tolist()]
+            results = [self._take_result(down, client) for client in clients.tolist()]
             for block in self.blocks[level](len(clients)):
                 members = slice(block.start, block.stop)
-                own = None if weights is None else weights[members]
-                yield number, fold(self.plan.levels[level], results[members], own)
+                block_weights = None if weights is None else weights[members]
+                yield number, fold(self.plan.levels[level], results[members], block_weights)
 
-    def _arrived(self, down: Broadcast, client: int) -> Result:
+    def _take_result(self, down: Broadcast, client: int) -> Result:
         """The work of a client, with the version in place of its state."""
         work = self.work.pop(client)
         result = self.answers.pop(work.ticket).result
@@ -191,11 +191,11 @@ class Deployed(Engine):
 
         If the method needs these, they have come with the work, which does not depend on the coefficients.
         """
-        asked = HELD_OUT if held_out else LOSSES
-        if asked in self.usual:
+        kind = HELD_OUT if held_out else LOSSES
+        if kind in self.usual:
             answers = {client: self.answer(client) for client in clients.tolist()}
         else:
-            answers = self.exchange((asked,), down, clients, level)
+            answers = self.exchange((kind,), down, clients, level)
         losses, least = np.full(len(clients), np.nan), least_loss(self.plan)
         for row, client in enumerate(clients.tolist()):
             answer = answers[client]
@@ -224,7 +224,7 @@ class Deployed(Engine):
             answer = answers[client].packet
             if failure is not None or isinstance(answer, Failure):
                 continue
-            row = measured(answer, self.plan, self.tests.get(self.names[client]))
+            row = read_metrics(answer, self.plan, self.tests.get(self.names[client]))
             if isinstance(row, str):
                 reason = f"{self.names[client]}: {row}"
                 self.unmeasured.append(Failure(down.round, client, FailureKind.REFUSED, reason))
@@ -252,8 +252,11 @@ class Deployed(Engine):
         for client in clients.tolist():
             self.drop(client)
         for level in np.unique(self.plan.level[clients]).tolist():
-            mine, own = clients[self.plan.level[clients] == level], down.at(self.plan.levels[level])
-            for client, ticket in self._order(self.usual, own, mine, level, tickets or {}).items():
+            level_clients, level_broadcast = (
+                clients[self.plan.level[clients] == level],
+                down.at(self.plan.levels[level]),
+            )
+            for client, ticket in self._order(self.usual, level_broadcast, level_clients, level, tickets or {}).items():
                 self.work[client] = Work(ticket, down.round, clock)
 
     def drop(self, client: int) -> None:
@@ -287,39 +290,39 @@ class Deployed(Engine):
         quorum = min(self.terms.quorum if quorum is None else quorum, len(tickets))
         while waiting := [self.orders[ticket] for ticket in tickets if ticket in self.orders]:
             self.send_orders()
-            usable = self._usable(tickets)
+            usable = self._count_usable(tickets)
             if time.monotonic() >= until or (enough is not None and usable >= enough):
                 break
-            reached = [asked for asked in waiting if asked.session is not None]
-            if not reached and usable >= quorum:
+            reachable = [order for order in waiting if order.session is not None]
+            if not reachable and usable >= quorum:
                 for ticket in tickets:
                     self._give_up(ticket)
                 break
             self.receive(until - time.monotonic())
         self.tally.seconds += time.monotonic() - started
         answers = [self.answers[ticket] for ticket in tickets if ticket in self.answers]
-        spent = time.monotonic() - started
-        self.tally.work += max((worked(answer.packet, spent) for answer in answers), default=0.0)
-        if (usable := self._usable(tickets)) < quorum:
+        seconds = time.monotonic() - started
+        self.tally.work += max((work_seconds(answer.packet, seconds) for answer in answers), default=0.0)
+        if (usable := self._count_usable(tickets)) < quorum:
             reasons = "; ".join(str(answer.failure) for answer in answers if answer.failure is not None)
             raise ClientError(
                 f"round {round + 1}: {usable} of {len(tickets)} nodes gave a usable answer in time, fewer than "
                 f"deploy.quorum={quorum} ({reasons[:500]}); check that nodes are running, and continue with resume=…"
             )
 
-    def _usable(self, tickets: Sequence[str]) -> int:
+    def _count_usable(self, tickets: Sequence[str]) -> int:
         return sum(ticket in self.answers and self.answers[ticket].failure is None for ticket in tickets)
 
-    def compare(self, clients: np.ndarray, known: Norms) -> None:
+    def compare(self, clients: np.ndarray, norms: Norms) -> None:
         """Refuse arrived work whose uploads have other shapes than most, or norms beyond all others."""
         answers = [answer for client in clients.tolist() if (answer := self.answer(client)) is not None]
-        for refuse in (same_shapes, partial(same_scale, known=known)):
-            kept = [answer for answer in answers if answer.result is not None and answer.result.failure is None]
-            results = [answer.result for answer in kept if answer.result is not None]
-            for answer, result in zip(kept, refuse(results, [answer.down for answer in kept]), strict=True):
+        for refuse in (same_shapes, partial(same_scale, earlier_norms=norms)):
+            usable = [answer for answer in answers if answer.result is not None and answer.result.failure is None]
+            results = [answer.result for answer in usable if answer.result is not None]
+            for answer, result in zip(usable, refuse(results, [answer.down for answer in usable]), strict=True):
                 answer.result, answer.failure = result, result.failure
 
-    def reached(self) -> set[int]:
+    def reachable(self) -> set[int]:
         """The clients whose nodes can be reached."""
         self.send_orders()
         return {client for name, client in self.numbers.items() if name in self.online}
@@ -330,15 +333,15 @@ class Deployed(Engine):
             return
         self.online = self.transport.online()
         batches: list[dict[str, NodeRequest]] = []  # a node may have several orders
-        for asked in self.orders.values():
-            name = self.names[asked.client]
+        for order in self.orders.values():
+            name = self.names[order.client]
             session = self.online.get(name)
-            if session is not None and asked.session != session:
+            if session is not None and order.session != session:
                 batch = next((batch for batch in batches if name not in batch), None)
                 if batch is None:
                     batches.append(batch := {})
-                batch[name] = asked.request
-            asked.session = session
+                batch[name] = order.request
+            order.session = session
         for batch in batches:
             self.tally.asked += len(batch)
             self.tally.down_bytes += sum(request.nbytes for request in batch.values())
@@ -347,13 +350,13 @@ class Deployed(Engine):
 
     def receive(self, seconds: float) -> None:
         """Take answers, and wait for one, but not much longer than so many seconds; orders may end without one."""
-        ends = min((asked.since for asked in self.orders.values()), default=inf) + self.terms.deadline
+        ends = min((order.since for order in self.orders.values()), default=inf) + self.terms.deadline
         seconds = min(POLL, seconds, ends - time.monotonic())
         for delivered in self.transport.receive(max(seconds, 0.0)):
             self.tally.up_bytes += len(delivered.blob)
-            self._take(delivered)
+            self._match(delivered)
         now = time.monotonic()
-        for ticket in [ticket for ticket, asked in self.orders.items() if now >= asked.since + self.terms.deadline]:
+        for ticket in [ticket for ticket, order in self.orders.items() if now >= order.since + self.terms.deadline]:
             self._give_up(ticket)
 
     def _order(
@@ -361,25 +364,25 @@ class Deployed(Engine):
         tickets: Mapping[int, str] = MappingProxyType({}),
     ) -> dict[int, str]:  # fmt: skip
         """Give an order to each client; returns their tickets."""
-        broadcast, now, given = pack_broadcast(down), time.monotonic(), {}
+        broadcast, now, tickets_by_client = pack_broadcast(down), time.monotonic(), {}
         for client in clients.tolist():
-            given[client] = ticket = tickets.get(client) or secrets.token_hex(16)
+            tickets_by_client[client] = ticket = tickets.get(client) or secrets.token_hex(16)
             facts = replace(self.assignment, client=client).facts
             order = Order(ticket, do, facts, level, self.versions.get(client), self.oldest())
-            self.orders[ticket] = Asked(client, do, down, level, NodeRequest(order.packed(), broadcast), now)
+            self.orders[ticket] = PendingOrder(client, do, down, level, NodeRequest(order.packed(), broadcast), now)
         self._next_look = -inf
-        return given
+        return tickets_by_client
 
     def _give_up(self, ticket: str) -> None:
         """End an order that has no answer yet."""
-        if (asked := self.orders.pop(ticket, None)) is None:
+        if (order := self.orders.pop(ticket, None)) is None:
             return
-        why = "it is offline" if asked.session is None else f"it did not answer within {self.terms.deadline:g} s"
-        failure = Failure(asked.down.round, asked.client, FailureKind.ABSENT, f"{self.names[asked.client]}: {why}")
-        result = Result(asked.client, failure=failure)
-        self.answers[ticket] = Answer(asked.down, failure, time.monotonic(), failure, result)
+        reason = "it is offline" if order.session is None else f"it did not answer within {self.terms.deadline:g} s"
+        failure = Failure(order.down.round, order.client, FailureKind.ABSENT, f"{self.names[order.client]}: {reason}")
+        result = Result(order.client, failure=failure)
+        self.answers[ticket] = Answer(order.down, failure, time.monotonic(), failure, result)
 
-    def _take(self, delivered: Delivered) -> None:
+    def _match(self, delivered: Delivered) -> None:
         """Match an answer with its order; what is late, comes twice or answers another server is counted alone."""
         client = self.numbers.get(delivered.node)
         try:
@@ -389,47 +392,47 @@ class Deployed(Engine):
             reason = f"{delivered.node}: its answer cannot be read: {str(error).rstrip('.')}"
             packet, ticket = Failure(0, -1 if client is None else client, FailureKind.REFUSED, reason), ""
         if not ticket:  # or its node could not read the order
-            ticket = next((ticket for ticket, asked in self.orders.items() if asked.client == client), "")
-        asked = self.orders.get(ticket)
-        if asked is None or asked.client != client:
+            ticket = next((ticket for ticket, order in self.orders.items() if order.client == client), "")
+        order = self.orders.get(ticket)
+        if order is None or order.client != client:
             self.tally.late += 1
             return
         if isinstance(packet, Failure):
-            packet = replace(packet, round=asked.down.round)
+            packet = replace(packet, round=order.down.round)
         del self.orders[ticket]
         self.tally.answered += 1
-        result = self._result(asked, ticket, packet) if WORK in asked.do else None
-        failure = self._failure(asked, packet) if result is None else result.failure
+        result = self._result(order, ticket, packet) if WORK in order.do else None
+        failure = self._failure(order, packet) if result is None else result.failure
         if failure is not None and failure.kind is FailureKind.DIVERGED:
             failure = None  # repeating the same order would diverge again
-        self.answers[ticket] = Answer(asked.down, packet, time.monotonic(), failure, result)
+        self.answers[ticket] = Answer(order.down, packet, time.monotonic(), failure, result)
 
-    def _failure(self, asked: Asked, packet: Packet | Failure) -> Failure | None:
+    def _failure(self, order: PendingOrder, packet: Packet | Failure) -> Failure | None:
         """The failure of a client whose answer holds no result."""
         if isinstance(packet, Failure):
             return packet
         facts, status = packet.facts, packet.facts.get("status")
         kind = FailureKind.CODE if facts.get("code") == Code.FAILED else FailureKind.REFUSED
-        why = reason_in(facts)
+        reason = reason_in(facts)
         if status == "left out" and facts.get("kind") in list(FailureKind):
             kind = FailureKind(facts["kind"])
-        if {LOSSES, HELD_OUT} & {*asked.do} and (status == "done" or kind is FailureKind.DIVERGED):
+        if {LOSSES, HELD_OUT} & {*order.do} and (status == "done" or kind is FailureKind.DIVERGED):
             loss = facts.get("loss_received")
             diverged = isinstance(loss, float) and not np.isfinite(loss)
             if not diverged and not is_loss(loss, self.plan):
-                status, kind, why = "", FailureKind.REFUSED, "the loss in its answer is out of its range"
+                status, kind, reason = "", FailureKind.REFUSED, "the loss in its answer is out of its range"
         if status == "done":
             return None
-        return Failure(asked.down.round, asked.client, kind, f"{self.names[asked.client]}: {why}")
+        return Failure(order.down.round, order.client, kind, f"{self.names[order.client]}: {reason}")
 
-    def _result(self, asked: Asked, ticket: str, packet: Packet | Failure) -> Result:
+    def _result(self, order: PendingOrder, ticket: str, packet: Packet | Failure) -> Result:
         """A client's result as the serial engine would return it, with the version in place of its state."""
-        client, down = asked.client, asked.down
-        if (failure := self._failure(asked, packet)) is not None:
+        client, down = order.client, order.down
+        if (failure := self._failure(order, packet)) is not None:
             return Result(client, failure=failure)
         assert isinstance(packet, Packet)
         try:
-            result = read_result(client, packet, down, self.plan.levels[asked.level], self.forms)
+            result = read_result(client, packet, down, self.plan.levels[order.level], self.forms)
             version = packet.facts.get("version")
             if version not in (None, f"{down.round:09d}-{ticket}"):
                 raise WireError("the state in its answer is not that of the order")

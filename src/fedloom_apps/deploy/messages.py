@@ -186,7 +186,7 @@ def tree(packet: Packet, name: str) -> dict[str, dict[str, Tensor]]:
     return nested(tensors)
 
 
-def moderate(values: Tensor) -> bool:
+def is_moderate(values: Tensor) -> bool:
     """Whether all real numbers are finite and at most ``MODERATE`` in size."""
     return not values.is_floating_point() or bool((values.abs() <= MODERATE).all())  # NaN is not
 

@@ -51,7 +51,7 @@ from fedloom_apps.deploy.messages import (
     Order,
     Refusal,
     code_of,
-    moderate,
+    is_moderate,
     read_broadcast,
 )
 from fedloom_apps.deploy.versions import Versions
@@ -157,34 +157,34 @@ class Node:
         """The answer to a message; there is always one, whatever the message holds."""
         started, ticket = time.perf_counter(), ""
         try:
-            asked = Order.read(order, self.limit)
-            ticket = asked.ticket
+            request = Order.read(order, self.limit)
+            ticket = request.ticket
             self.quota.count(self.home)
-            assignment = Assignment.read(asked.assignment)
+            assignment = Assignment.read(request.assignment)
             versions = self._versions(assignment)
-            if (again := versions.answered(ticket)) is not None:
+            if (earlier_answer := versions.stored_answer(ticket)) is not None:
                 self.tell("sending the last answer once more")
-                return again
-            facts, tensors = self._answered(asked, assignment, versions, broadcast)
+                return earlier_answer
+            facts, tensors = self._carry_out(request, assignment, versions, broadcast)
             if self.ledger is None:
                 facts["seconds"] = time.perf_counter() - started
             blob = pack("answer", {"ticket": ticket, **facts}, tensors)
-            if WORK in asked.do:
+            if WORK in request.do:
                 versions.keep_answer(ticket, blob)
             return blob
         except FedLoomError as error:
             self.tell(f"refused: {error}")
-            return _refused(ticket, code_of(error))
+            return _refusal(ticket, code_of(error))
         except OSError as error:  # of its folder, whatever its data: their readers turn errors into sentences
             self.tell(f"refused: {self.home} cannot be written ({error.strerror or error}); make room there.")
-            return _refused(ticket, Code.DISK)
+            return _refusal(ticket, Code.DISK)
         except Exception as error:
             trace = "".join(traceback.format_exception(error))
             self.tell(f"failed: {trace}")
             if self.ledger is not None:
                 with writing(f"{self.home / STOPPED}, without which this node must not go on,", CheckpointError):
                     write_whole(self.home / STOPPED, trace.encode())
-            return _refused(ticket, Code.FAILED)
+            return _refusal(ticket, Code.FAILED)
 
     def _versions(self, assignment: Assignment) -> Versions:
         if not (assignment.run.isalnum() and assignment.run.isascii() and len(assignment.run) <= RUN):
@@ -192,7 +192,7 @@ class Node:
         self.quota.check_disk(self.home, assignment.run)
         return Versions(self.home / assignment.run)
 
-    def _answered(
+    def _carry_out(
         self, order: Order, assignment: Assignment, versions: Versions, broadcast: bytes
     ) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
         """The facts and tensors of the answer to an order, after all checks of it."""
@@ -202,8 +202,8 @@ class Node:
                 "this node has a privacy budget, and an exception, which may depend on its data, stopped it; "
                 f"delete {self.home / STOPPED} once you know why.",
             )
-        workspace = self._prepared(assignment)
-        versions.hold_data(self._read(assignment).digest)
+        workspace = self._prepare(assignment)
+        versions.check_data(self._read(assignment).digest)
         if JOIN in order.do:
             return self._join(workspace, assignment), {}
         down = read_broadcast(broadcast, self.limit)
@@ -212,7 +212,7 @@ class Node:
             raise WireError(f"an order is for level {order.level}, but there are {len(plans)}.")
         plan = plans[order.level]
         # a node measures the part of the whole model
-        _check(workspace, workspace.plan if EVALUATE in order.do else plan, down)
+        _check_broadcast(workspace, workspace.plan if EVALUATE in order.do else plan, down)
         if self.ledger is not None and set(order.do) != {WORK}:
             raise Refusal(
                 Code.UNCOVERED,
@@ -224,9 +224,9 @@ class Node:
                 "an order asks for losses of training or validation samples, which no noise covers.",
             )
         received = workspace.plan.received(workspace.client, down.theta) if EVALUATE in order.do else down.theta
-        first, mine = first_state(plan, received), workspace.plan.levels[workspace.plan.level[workspace.client]]
+        first, client_plan = first_state(plan, received), workspace.plan.levels[workspace.plan.level[workspace.client]]
         versions.confirm(order.base, order.oldest, prune=WORK in order.do)
-        state = None if order.base is None else versions.state(order.base, partial(client_forms, mine, first))
+        state = None if order.base is None else versions.state(order.base, partial(client_forms, client_plan, first))
         if EVALUATE in order.do:
             return self._evaluate(workspace, down, state), {}
         return self._train(order, assignment, versions, workspace, down, first if state is None else state)
@@ -270,7 +270,7 @@ class Node:
         self.tell(f"round {down.round + 1}: " + (f"left out, {result.failure}" if result.failure else "trained"))
         return facts | more, tensors
 
-    def _prepared(self, assignment: Assignment) -> Workspace:
+    def _prepare(self, assignment: Assignment) -> Workspace:
         key = json.dumps(assignment.facts, sort_keys=True)
         if self._workspace is None or self._workspace[0] != key:
             self._workspace = None
@@ -326,7 +326,7 @@ class Node:
         return {"status": "done", "n": int(table["n"][0]), "values": row}
 
 
-def _check(workspace: Workspace, plan: ClientPlan, down: Broadcast) -> None:
+def _check_broadcast(workspace: Workspace, plan: ClientPlan, down: Broadcast) -> None:
     """Raise ``WireError`` if a broadcast does not fit the plan's model, or its slices the parts'."""
     layout = plan.layout
     for name, vector, size in (("theta", down.theta, layout.shared_size),
@@ -336,26 +336,31 @@ def _check(workspace: Workspace, plan: ClientPlan, down: Broadcast) -> None:
                 f"the received {name} has shape {list(vector.shape)} and type {vector.dtype}, but the model needs "
                 f"[{size}] and {layout.dtype}."
             )
-    wanted = {(place, name) for place, part in plan.method.parts.items() for name in part.downloads}
-    known, sent = forms(Server.initial(plan, plan.theta0, plan.buffers0).broadcast(plan).parts), forms(down.parts)
-    if wanted & sent.keys() - known.keys():  # those that are there after a first round only, like FedProto's
-        workspace.later = workspace.later or _after_a_round(workspace)
-        known = workspace.later | known
-    for key, form in sent.items():
-        if key not in wanted or form != known.get(key):
+    slices = {(place, name) for place, part in plan.method.parts.items() for name in part.downloads}
+    known_forms, received_forms = (
+        forms(Server.initial(plan, plan.theta0, plan.buffers0).broadcast(plan).parts),
+        forms(down.parts),
+    )
+    if (
+        slices & received_forms.keys() - known_forms.keys()
+    ):  # those that are there after a first round only, like FedProto's
+        workspace.later_forms = workspace.later_forms or _forms_after_round(workspace)
+        known_forms = workspace.later_forms | known_forms
+    for key, form in received_forms.items():
+        if key not in slices or form != known_forms.get(key):
             raise WireError(f"the broadcast holds the slice {key}, which no part of the method receives in this form.")
-    if not (0 <= down.lr <= MODERATE and all(map(moderate, down.tensors))):
+    if not (0 <= down.lr <= MODERATE and all(map(is_moderate, down.tensors))):
         raise Refusal(Code.BROADCAST, f"the received model has values that are not finite or beyond ±{MODERATE:g}.")
 
 
-def _after_a_round(made: Workspace) -> Forms:
+def _forms_after_round(workspace: Workspace) -> Forms:
     """The forms of a broadcast after a round of one client with two samples of zeros, whatever data the node has."""
-    plan = prepare_without_data(replace(made.assignment, client=0, clients=1)).plan
+    plan = prepare_without_data(replace(workspace.assignment, client=0, clients=1)).plan
     plan = replace(plan, whole=None, local=replace(plan.local, steps=1), noise_seed=0)
     start = Server.initial(plan, plan.theta0, plan.buffers0)
     after, _ = federated_round(plan, engines.make("serial")(plan, Live), start, {}, np.array([0]))
     return forms(after.broadcast(plan).parts)
 
 
-def _refused(ticket: str, code: Code) -> bytes:
+def _refusal(ticket: str, code: Code) -> bytes:
     return pack("answer", {"ticket": ticket, "status": "refused", "code": code.value})

@@ -51,19 +51,19 @@ class Roster:
         return tuple(self.nodes)
 
     @classmethod
-    def stored(cls, directory: Path, resume: bool | Path) -> Roster | None:
+    def load(cls, directory: Path, resume: bool | Path) -> Roster | None:
         """The roster in the checkpoint from which a run is continued; None if there is none."""
-        stored = checkpoints.available(RunDirectory(directory).checkpoints) if resume else []
-        path = resume if isinstance(resume, Path) else stored[-1] if stored else None
+        paths = checkpoints.available(RunDirectory(directory).checkpoints) if resume else []
+        path = resume if isinstance(resume, Path) else paths[-1] if paths else None
         if path is None:
             return None
-        stored = checkpoints.load(path)
-        about = stored.facts.get("deploy")
+        checkpoint = checkpoints.load(path)
+        about = checkpoint.facts.get("deploy")
         if about is None:
             raise ConfigError(f"{directory} is not a deployment; resume it with fedloom run.")
         with checkpoints.refusing(path):
             nodes = {name: (int(a), int(b), int(c)) for name, (a, b, c) in about["nodes"].items()}
-            return cls(str(about["run"]), nodes, stored.round)
+            return cls(str(about["run"]), nodes, checkpoint.round)
 
 
 @dataclass(frozen=True)
@@ -171,13 +171,13 @@ class Recipe:
         for key in ("client_local", "presence"):
             if values[key]:
                 raise ConfigError(f"{key} is for simulations, whose clients have numbers beforehand; leave it out.")
-        for key, known, why in (
+        for key, names, why in (
             ("schedule", SCHEDULES, "goes by durations that are known beforehand"),
             ("devices", ("none",), "is simulated, and nodes have their own"),
             ("selection", ("uniform",), "goes by durations and losses of simulations"),
         ):
-            if (name := values[key]["name"]) not in known:
-                raise ConfigError(f"{key}={name} {why}; in a deployment, choose {' or '.join(known)}.")
+            if (name := values[key]["name"]) not in names:
+                raise ConfigError(f"{key}={name} {why}; in a deployment, choose {' or '.join(names)}.")
         if values["schedule"]["name"] != "rounds" and method.needs("probabilities"):
             raise ConfigError(
                 f"{method.who_needs('probabilities')} divides by the probability of being in time, which is not known "
@@ -229,9 +229,9 @@ def table_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(scale, Mapping):  # other sources say under this name how they were made
         result["standardised"] = scale
     if "columns" in settings:
-        named = settings.get("label") or ()
+        labels = settings.get("label") or ()
         result["columns"] = tuple(settings["columns"])
-        result["label"] = (named,) if isinstance(named, str) else tuple(named)
+        result["label"] = (labels,) if isinstance(labels, str) else tuple(labels)
     return result
 
 
@@ -247,10 +247,10 @@ def split_for_nodes(config: Config, folder: Path, shared: Shared | None = None) 
     federation = build_federation(config, shared)
     if federation.unseen:
         raise ConfigError("unseen clients never train, so they cannot be nodes; set unseen=0.")
-    source, marked = federation.provenance.get("source", {}), dict[str, np.ndarray]()
+    source, scale_mark = federation.provenance.get("source", {}), dict[str, np.ndarray]()
     if isinstance(source.get("standardised"), Mapping):
         if "columns" in source:
-            marked = {SCALED: np.array(True)}
+            scale_mark = {SCALED: np.array(True)}
         else:
             data = {**config.values["data"], "standardise": False}
             with warnings.catch_warnings():
@@ -259,7 +259,7 @@ def split_for_nodes(config: Config, folder: Path, shared: Shared | None = None) 
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     paths = [folder / f"{name}.npz" for name in node_names(len(federation))]
     for client, path in enumerate(paths):
-        write_npz(path, **arrays_of(federation, client), **marked)
+        write_npz(path, **arrays_of(federation, client), **scale_mark)
     return paths
 
 

@@ -51,7 +51,7 @@ def assemble(
     transport: Transport,
     nodes: int,
     tell: Callable[[str], None] = lambda sentence: None,
-    known: Roster | None = None,
+    roster: Roster | None = None,
 ) -> Roster:
     """Wait for nodes to join, and number them in the order of their names.
 
@@ -60,52 +60,52 @@ def assemble(
         transport: reaches the nodes.
         nodes: K.
         tell: called with a message about every event.
-        known: the roster of a run to be continued: it continues with ``deploy.quorum`` of these nodes if the others are
+        roster: that of a run to be continued: it goes on with ``deploy.quorum`` of these nodes if the others are
             not back within ``deploy.deadline`` seconds.
     """
-    run = known.run if known is not None else secrets.token_hex(8)
+    run = roster.run if roster is not None else secrets.token_hex(8)
     order = recipe.assignment(run)
-    joined: dict[str, Sizes] = {}
-    asked: dict[str, str] = {}  # the session in which each node was asked
+    members: dict[str, Sizes] = {}
+    sessions: dict[str, str] = {}  # the session in which each node was asked
     last_notice = started = time.monotonic()
-    waits = f"waiting for {nodes} nodes" if known is None else f"waiting for {len(known.nodes)} nodes to come back"
+    waits = f"waiting for {nodes} nodes" if roster is None else f"waiting for {len(roster.nodes)} nodes to come back"
     tell(waits)
-    while len(joined) < nodes:
+    while len(members) < nodes:
         now = time.monotonic()
-        late = known is not None and now - started > recipe.deployment.deadline
-        if late and len(joined) >= recipe.deployment.quorum:
+        late = roster is not None and now - started > recipe.deployment.deadline
+        if late and len(members) >= recipe.deployment.quorum:
             break
         online = transport.online()
-        fresh = {
+        requests = {
             name: NodeRequest(Order(secrets.token_hex(16), (JOIN,), order.facts).packed())
             for name, session in online.items()
-            if asked.get(name) != session and (known is None or name in known.nodes)
+            if sessions.get(name) != session and (roster is None or name in roster.nodes)
         }
-        asked |= online
-        if fresh:
-            transport.send(fresh)
+        sessions |= online
+        if requests:
+            transport.send(requests)
         for delivered in transport.receive(0.5):
-            sizes, remark = _joined(delivered.blob, recipe.deployment)
+            sizes, remark = _read_join(delivered.blob, recipe.deployment)
             if sizes is None:
                 tell(f"{delivered.node} {remark}")
                 continue
-            before = known.nodes.get(delivered.node) if known is not None else None
+            before = roster.nodes.get(delivered.node) if roster is not None else None
             if before is not None and before != sizes:
                 tell(
                     f"{delivered.node} has {', '.join(map(str, sizes))} samples for training, validation and tests, "
                     f"but had {', '.join(map(str, before))} when the run began; bring its data back, or begin a new run"
                 )
                 continue
-            if delivered.node not in joined and len(joined) < nodes:
-                joined[delivered.node] = sizes
-                tell(f"{delivered.node} joined with {sizes[0]} samples ({len(joined)} of {nodes}){remark}")
+            if delivered.node not in members and len(members) < nodes:
+                members[delivered.node] = sizes
+                tell(f"{delivered.node} joined with {sizes[0]} samples ({len(members)} of {nodes}){remark}")
         if now - last_notice > REMIND:
             last_notice = now
-            tell(f"{waits}; {', '.join(sorted(joined)) or 'none'} joined")
-    return known if known is not None else Roster(run, dict(sorted(joined.items())))
+            tell(f"{waits}; {', '.join(sorted(members)) or 'none'} joined")
+    return roster if roster is not None else Roster(run, dict(sorted(members.items())))
 
 
-def _joined(blob: bytes, terms: Deployment) -> tuple[Sizes | None, str]:
+def _read_join(blob: bytes, terms: Deployment) -> tuple[Sizes | None, str]:
     """The numbers of samples in an answer to a join order and a remark; or None and the problem."""
     try:
         facts = unpack(blob, terms.limit).facts
@@ -118,8 +118,8 @@ def _joined(blob: bytes, terms: Deployment) -> tuple[Sizes | None, str]:
             if terms.most_samples is not None and a > terms.most_samples:
                 return None, f"declares {a} training samples, more than deploy.most_samples={terms.most_samples}"
             threads = facts.get("threads")
-            several = isinstance(threads, int) and 1 < threads < 2**16
-            return (a, b, c), f"; it computes with {threads} threads and rounds differently" if several else ""
+            has_threads = isinstance(threads, int) and 1 < threads < 2**16
+            return (a, b, c), f"; it computes with {threads} threads and rounds differently" if has_threads else ""
     return None, f"refused: {reason_in(facts)}"
 
 
@@ -145,8 +145,8 @@ class DeployTask(FederatedTask):
         self.unanswered: list[Failure] = []  # of the step
         self.missed: dict[int, str] = {}  # why clients gave no work of use in their last step
         self.strangers: set[str] = set()  # nodes that connected and are none of this run
-        self.again: tuple[AtWork, ...] = ()  # clients that were at work when the server was stopped
-        self.told: dict[int, str] = {}  # why nodes did not evaluate the model, by client
+        self.interrupted_work: tuple[AtWork, ...] = ()  # clients that were at work when the server was stopped
+        self.evaluation_failures: dict[int, str] = {}  # why nodes did not evaluate the model, by client
         self.plan = replace(self.plan, noise_seed=secrets.randbits(128))
         if self.plan.is_private:  # nodes know the experiment's seed; and rounds that are repeated draw other cohorts
             self.cohort_seed = secrets.randbits(62)
@@ -168,9 +168,9 @@ class DeployTask(FederatedTask):
             noise=None if private is None else private.noise,
             model=model_digest(plan),
         )
-        names, known = self.roster.names, upload_forms(prepare_without_data(replace(assignment, clients=1, model="")))
+        names, forms = self.roster.names, upload_forms(prepare_without_data(replace(assignment, clients=1, model="")))
         tests = {name: sizes[2] for name, sizes in self.roster.nodes.items()}
-        return Deployed(plan, compute, transport, names, assignment, deployment, self._oldest, known, tests)
+        return Deployed(plan, compute, transport, names, assignment, deployment, self._oldest, forms, tests)
 
     def _oldest(self) -> int:
         """The oldest version whose work may not have counted at the oldest checkpoint to which the run may go back."""
@@ -198,12 +198,12 @@ class DeployTask(FederatedTask):
             self._cohort,
             lambda clients, version: np.zeros(len(clients)),
             self.cohort_seed,
-            available=(lambda clients, time: np.isin(clients, [*engine.reached()])) if schedule.stale else None,
+            available=(lambda clients, time: np.isin(clients, [*engine.reachable()])) if schedule.stale else None,
             engine=engine,
             broadcast=lambda: self.state.server.broadcast(self.plan),
             versions=self.state.versions,
             zero=time.monotonic() - self.now,
-            again=self.again,
+            interrupted_work=self.interrupted_work,
         )
         return Timeline(schedule, world, self.round, self.now)
 
@@ -212,7 +212,7 @@ class DeployTask(FederatedTask):
         engine = self.engine
         assert isinstance(engine, Deployed)
         engine.tally = Tally()
-        self._begin()
+        self._count_start()
         step = super().step()
         step.report.failures[:0] = self.unanswered
         reasons = {failure.client: failure.reason for failure in self.unanswered}
@@ -237,22 +237,22 @@ class DeployTask(FederatedTask):
         late = arrivals.late | np.isin(arrivals.clients, [failure.client for failure in failures])
         return replace(arrivals, late=late)
 
-    def _begin(self) -> None:
+    def _count_start(self) -> None:
         """Count a round when it starts, before anything is requested: a repeated round costs privacy again."""
         if not self.plan.is_private or self.out is None:
             return
         path = self.out / BEGUN
         try:
-            begun = int(path.read_text()) + 1 if self.round or path.exists() else 1
-            if begun <= self.round:
-                raise ValueError(f"it has {begun - 1} rounds, but {self.round} are complete")
-            atomic.write_whole(path, str(begun).encode())
+            count = int(path.read_text()) + 1 if self.round or path.exists() else 1
+            if count <= self.round:
+                raise ValueError(f"it has {count - 1} rounds, but {self.round} are complete")
+            atomic.write_whole(path, str(count).encode())
         except (OSError, ValueError) as error:
             raise CheckpointError(
                 f"{path}, which counts the rounds that have cost privacy, cannot be read or written "
                 f"({first_line(error)}); make room, or bring back a copy of it, and continue with resume={self.out}."
             ) from error
-        self.repeated = begun - self.round - 1
+        self.repeated = count - self.round - 1
 
     def commit(self, step: RoundStep) -> tuple[Record, dict[str, Columns]]:
         """The round's record, with the statistics of its messages and those of its evaluation."""
@@ -261,10 +261,12 @@ class DeployTask(FederatedTask):
             self.engine.drop(client)
         record, tables = super().commit(step)
         if reasons := {failure.client: failure.reason for failure in self.engine.unmeasured}:
-            if fresh := [reason for client, reason in reasons.items() if self.told.get(client) != reason]:
+            if new_reasons := [
+                reason for client, reason in reasons.items() if self.evaluation_failures.get(client) != reason
+            ]:
                 message = f"{len(reasons)} of {len(self.roster.nodes)} nodes refused or failed to evaluate the model"
-                warnings.warn(f"round {self.round}: {message}; {fresh[0]}.", stacklevel=2)
-            self.told |= reasons
+                warnings.warn(f"round {self.round}: {message}; {new_reasons[0]}.", stacklevel=2)
+            self.evaluation_failures |= reasons
             self.engine.unmeasured.clear()
         return record | self.engine.tally.record(), tables
 
@@ -272,8 +274,8 @@ class DeployTask(FederatedTask):
         """The summary, with a warning about evaluations that nodes refused or failed."""
         about = super().summarise(status)
         if lost := sum(record.get("deploy/unmeasured", 0) for record in self.history):
-            why = next((f"; {reason}" for reason in self.told.values()), "")
-            about["warnings"].append(f"nodes refused or failed to evaluate the model {lost} times{why}.")
+            reason = next((f"; {reason}" for reason in self.evaluation_failures.values()), "")
+            about["warnings"].append(f"nodes refused or failed to evaluate the model {lost} times{reason}.")
         return about
 
     def snapshot(self) -> Checkpoint:
@@ -289,12 +291,14 @@ class DeployTask(FederatedTask):
     def restore(self, checkpoint: Checkpoint) -> None:
         super().restore(checkpoint)
         at_work = checkpoint.facts["deploy"].get("at_work", [])
-        self.again = tuple(AtWork(client, version, ticket, begin) for client, ticket, version, begin in at_work)
-        known, clients = {self.round, *self.state.versions}, {one.client for one in self.again}
-        if len(clients) < len(self.again) or not all(
-            is_count(client) and client < len(self.roster.nodes) and version in known and TICKET.fullmatch(ticket)
+        self.interrupted_work = tuple(
+            AtWork(client, version, ticket, begin) for client, ticket, version, begin in at_work
+        )
+        versions, clients = {self.round, *self.state.versions}, {work.client for work in self.interrupted_work}
+        if len(clients) < len(self.interrupted_work) or not all(
+            is_count(client) and client < len(self.roster.nodes) and version in versions and TICKET.fullmatch(ticket)
             and is_number(begin, 0.0)
-            for client, version, ticket, begin in self.again
+            for client, version, ticket, begin in self.interrupted_work
         ):  # fmt: skip
             raise ValueError("it names clients at work that cannot have been")
         if isinstance(self.engine, Deployed):
@@ -305,8 +309,8 @@ class DeployTask(FederatedTask):
         assert self.out is not None
         rows = RunDirectory(self.out).mixing()
         if rows:
-            taken = rows["client"][rows["round"] <= self.round].astype(np.int64)
-            self.took_part += np.bincount(taken, minlength=len(self.took_part))
+            clients = rows["client"][rows["round"] <= self.round].astype(np.int64)
+            self.took_part += np.bincount(clients, minlength=len(self.took_part))
 
 
 def run(
@@ -330,15 +334,19 @@ def run(
         ClientError: if fewer than ``deploy.quorum`` nodes give a usable answer in time.
     """
     with reproducible():
-        known = None if out is None else Roster.stored(Path(out), resume)
-        if known is not None and out is not None:
+        earlier_roster = None if out is None else Roster.load(Path(out), resume)
+        if earlier_roster is not None and out is not None:
             atomic.Lock(Path(out)).release()  # raises if another server holds the run, before nodes are waited for
-        if known is not None and known.completed >= recipe.config.values["rounds"]:  # no node is needed
-            roster = known
+        if (
+            earlier_roster is not None and earlier_roster.completed >= recipe.config.values["rounds"]
+        ):  # no node is needed
+            roster = earlier_roster
         else:
-            if known is None and nodes != recipe.deployment.nodes:  # otherwise it was checked
+            if earlier_roster is None and nodes != recipe.deployment.nodes:  # otherwise it was checked
                 recipe.check(assumed_sizes(nodes))
-            roster = assemble(recipe, transport, nodes if known is None else len(known.nodes), tell, known)
+            roster = assemble(
+                recipe, transport, nodes if earlier_roster is None else len(earlier_roster.nodes), tell, earlier_roster
+            )
         task = DeployTask(recipe, roster, transport, None if out is None else Path(out), tell)
         summary = Trainer(task, out, checkpoint_every=checkpoint_every, keep=keep, callbacks=callbacks).run(resume)
         return task.result(summary)
@@ -353,7 +361,7 @@ def load(path: Path | str) -> TrainedRun:
     """
     directory = RunDirectory(path)
     directory.continued()  # raises for another format
-    roster = Roster.stored(directory.path, True)
+    roster = Roster.load(directory.path, True)
     if roster is None:
         raise CheckpointError(f"{directory.path} has no checkpoint, and so no models to load.")
     recipe = _recipe(directory.path)
@@ -383,7 +391,7 @@ def samples(path: Path | str, state: Path | str, data: str) -> NodeData:
     return read(data, recipe.spec, agreed[1])
 
 
-def own(path: Path | str, state: Path | str, x: Any, y: Any) -> DeployedModel:
+def node_model(path: Path | str, state: Path | str, x: Any, y: Any) -> DeployedModel:
     """The model that the node with a state folder deploys, from its last state that counted; nothing is trained.
 
     Args:
@@ -395,16 +403,16 @@ def own(path: Path | str, state: Path | str, x: Any, y: Any) -> DeployedModel:
     Raises:
         CheckpointError: if no state in the folder counted in this run.
     """
-    trained, roster = load(path), Roster.stored(Path(path), True)
+    trained, roster = load(path), Roster.load(Path(path), True)
     assert roster is not None
     folder = Path(state).expanduser() / roster.run
     if roster.run.isalnum() and folder.is_dir():
         with checkpoints.refusing(trained.path or folder):
-            counted = {client: version_in(handle) for client, handle in trained.snapshot.store}
+            versions_by_client = {client: version_in(handle) for client, handle in trained.snapshot.store}
         versions = Versions(folder)
-        known = versions.files()
-        for client, version in counted.items():
-            if version in known:
+        files = versions.files()
+        for client, version in versions_by_client.items():
+            if version in files:
                 return trained.with_state(client, versions.state(version), x, y)
     raise CheckpointError(
         f"{folder} has no state that counted in this run when {path} was copied; where a method keeps none at nodes, "

@@ -80,7 +80,7 @@ DEPLOY = DeploySchema(
             choice: {key: value for key, value in fitting.items() if key != "devices"}  # nodes have their own
             for choice, fitting in RUN.choice_defaults.items()
         },
-        "default_sweep": lambda named: (),
+        "default_sweep": lambda names: (),
         "may_change": (*RUN.may_change, "deploy"),
     }
 )

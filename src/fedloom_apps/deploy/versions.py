@@ -36,7 +36,7 @@ class Versions:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
-    def hold_data(self, digest: str) -> None:
+    def check_data(self, digest: str) -> None:
         """Note the samples with which the node takes part in the run.
 
         Raises:
@@ -93,7 +93,7 @@ class Versions:
         atomic.sync_folder(self.folder)
         return version
 
-    def answered(self, ticket: str) -> bytes | None:
+    def stored_answer(self, ticket: str) -> bytes | None:
         """The earlier answer to a message; it is sent again, never recomputed with other noise."""
         path = self.folder / f"{ticket}.answer"
         if not path.is_file():
@@ -131,9 +131,9 @@ class Versions:
         It may go back to a checkpoint of ``oldest`` completed rounds or more, and then names the last version that
         had counted by then.
         """
-        counted = [version for version, path in files.items() if path.suffix == ".counted" and version <= (base or "")]
-        early = [version for version in counted if int(version.partition("-")[0]) < oldest]
-        needed = {base, *counted} - set(early[:-1])
+        history = [version for version, path in files.items() if path.suffix == ".counted" and version <= (base or "")]
+        early_versions = [version for version in history if int(version.partition("-")[0]) < oldest]
+        live_versions = {base, *history} - set(early_versions[:-1])
         unfinished = self.folder.glob(".*.part")  # of a node that was killed
-        for path in (*unfinished, *(path for version, path in files.items() if version not in needed)):
+        for path in (*unfinished, *(path for version, path in files.items() if version not in live_versions)):
             atomic.discard(path)

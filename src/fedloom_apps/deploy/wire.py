@@ -82,10 +82,12 @@ def unpack(blob: bytes, limit: float = LIMIT) -> Packet:
 
 def _check_depth(facts: dict[str, Any]) -> None:
     """Raise a ``ValueError`` for facts on which other functions would exceed Python's recursion limit."""
-    inside: list[Any] = [facts]
+    values: list[Any] = [facts]
     for _ in range(DEEPEST):
-        held = [each.values() if isinstance(each, dict) else each for each in inside if isinstance(each, dict | list)]
-        if not (inside := [*chain.from_iterable(held)]):
+        children = [
+            value.values() if isinstance(value, dict) else value for value in values if isinstance(value, dict | list)
+        ]
+        if not (values := [*chain.from_iterable(children)]):
             return
     raise ValueError(f"its facts are more than {DEEPEST} lists in one another")
 

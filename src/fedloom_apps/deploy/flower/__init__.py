@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from fedloom.base.errors import ConfigError
 
-KNOWN = ((1, 41), (1, 43))  # versions of flwr whose protocol this package speaks: from, below
+VERSIONS = ((1, 41), (1, 43))  # versions of flwr whose protocol this package speaks: from, below
 LARGEST = 16 << 20  # bytes of a request and of an answer, each of which holds one object, and Flower's have 5 MiB
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
          "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1"}  # fmt: skip
@@ -28,7 +28,9 @@ def require() -> None:
     except (PackageNotFoundError, ImportError) as error:
         raise ConfigError("a deployment needs the package flwr; pip install 'fedloom[flower]'.") from error
     numbers = tuple(int(part) for part in installed.split(".")[:2])
-    if not KNOWN[0] <= numbers < KNOWN[1]:
-        wanted = f"at least {KNOWN[0][0]}.{KNOWN[0][1]} and below {KNOWN[1][0]}.{KNOWN[1][1]}"
-        raise ConfigError(f"flwr {installed} is installed, but a deployment needs {wanted}; install fedloom[flower].")
+    if not VERSIONS[0] <= numbers < VERSIONS[1]:
+        version_range = f"at least {VERSIONS[0][0]}.{VERSIONS[0][1]} and below {VERSIONS[1][0]}.{VERSIONS[1][1]}"
+        raise ConfigError(
+            f"flwr {installed} is installed, but a deployment needs {version_range}; install fedloom[flower]."
+        )
     logging.getLogger("flwr").setLevel(logging.CRITICAL)  # this package reports errors itself

@@ -229,10 +229,10 @@ class FlowerTransport:
         end, arrived = time.monotonic() + seconds, list[Delivered]()
         while self.pending and not arrived:
             with self._linked():
-                if asked := [number for number in self.pending if number not in self.coming]:
-                    found = self.runtime.PullMessages(PullAppMessagesRequest(message_ids=asked))
+                if numbers := [number for number in self.pending if number not in self.coming]:
+                    response = self.runtime.PullMessages(PullAppMessagesRequest(message_ids=numbers))
                     coming = Counter(self.pending.get(number) for number in self.coming)
-                    for message, tree in zip(found.messages_list, found.message_object_trees, strict=True):
+                    for message, tree in zip(response.messages_list, response.message_object_trees, strict=True):
                         number = message.metadata.reply_to_message_id
                         if coming[self.pending[number]] < OF_A_NODE:
                             coming[self.pending[number]] += 1

@@ -72,8 +72,8 @@ class FleetClient(FleetHttpClient):
     answer that is no message of the protocol is an ``HTTPError``.
     """
 
-    def __init__(self, *given: Any, **settings: Any) -> None:
-        super().__init__(*given, **settings)
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
         self._client.follow_redirects = False
         self._client.headers["accept-encoding"] = "identity"
         self._client.event_hooks = {"response": [_bound]}
@@ -92,10 +92,10 @@ class Bounded(httpx.SyncByteStream):
         self.stream = stream
 
     def __iter__(self) -> Iterator[bytes]:
-        taken = 0
+        size = 0
         for part in self.stream:
-            taken += len(part)
-            if taken > LARGEST:
+            size += len(part)
+            if size > LARGEST:
                 raise httpx.DecodingError(f"an answer has more than {LARGEST:,} bytes")
             yield part
 
@@ -157,19 +157,19 @@ class Link:
             return None
         message, root = message_from_proto(answer.messages_list[0]), answer.message_object_trees[0]
         run, number = message.metadata.run_id, message.metadata.message_id
-        contents, taken = dict[str, bytes](), 0
+        contents, size = dict[str, bytes](), 0
         for part in iterate_object_tree(root):
             contents[part.object_id] = self._part(run, part)
-            taken += len(contents[part.object_id])
-            if taken > min(2 * limit, MESSAGE):
+            size += len(contents[part.object_id])
+            if size > min(2 * limit, MESSAGE):
                 raise ConfigError(f"a message is larger than {limit:,} bytes; raise the limit.")
         self.client.ConfirmMessageReceived(
             ConfirmMessageReceivedRequest(node=self.node, run_id=run, message_object_id=number)
         )
         try:
-            whole: Any = inflate_object_from_contents(root.object_id, contents)
-            whole.metadata.__dict__["_message_id"] = number
-            return whole, blobs(whole)
+            full_message: Any = inflate_object_from_contents(root.object_id, contents)
+            full_message.metadata.__dict__["_message_id"] = number
+            return full_message, blobs(full_message)
         except Exception as error:  # each kind of record fails in its own ways
             raise ConfigError(f"a message cannot be read: {in_one_line(error)}.") from error
 
@@ -238,22 +238,22 @@ def serve(
         CheckpointError: if the node cannot note that it must stop.
     """
     backoff, first = BACKOFF[0], time.monotonic()
-    met, said = False, ""
+    was_connected, last_sentence = False, ""
     while True:
         try:
             link = Link(address, ca, key, node.home)
         except httpx.HTTPError as error:
             sentence, final = explained(error, address, ca is not None)
-            if final and not met and time.monotonic() - first > (0.0 if final == "now" else PATIENCE):
+            if final and not was_connected and time.monotonic() - first > (0.0 if final == "now" else PATIENCE):
                 raise Refused(sentence) from error
-            if sentence != said:
+            if sentence != last_sentence:
                 tell(f"{sentence.removesuffix('.')}; trying again")
-            said = sentence
+            last_sentence = sentence
             time.sleep(backoff)
             backoff = min(1.5 * backoff, BACKOFF[1])
             continue
         tell(f"connected to {address}")
-        met, said, backoff, pause = True, "", BACKOFF[0], POLL
+        was_connected, last_sentence, backoff, pause = True, "", BACKOFF[0], POLL
         try:
             while True:
                 order = link.receive(node.limit)
