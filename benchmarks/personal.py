@@ -47,7 +47,7 @@ from fedloom.models import models
 from fedloom.parts.personal.interpolated import GRID
 from fedloom.rounds.client import private_start
 from fedloom.rounds.exchange import Broadcast, State
-from fedloom.rounds.meta import deployed
+from fedloom.rounds.meta import deployed_model
 from fedloom.rounds.server import Server
 
 METHODS = ("fedavg", "superfed_mm", "superfed_lm", "apfl", "ditto", "pfedme")
@@ -170,7 +170,7 @@ def one_by_one(evaluator: Evaluator, server: Server, states: States) -> np.ndarr
             own_rows = torch.from_numpy(train.index[client])
             with torch.no_grad():
                 support = Batch(train.arrays.x[own_rows], train.labels(own_rows, client))
-                logits = deployed(plan, evaluator.net, live.theta, live.buffers, support)(test.arrays.x[rows])
+                logits = deployed_model(plan, evaluator.net, live.theta, live.buffers, support)(test.arrays.x[rows])
                 accuracies.append(predictions(evaluator.settings.metrics, logits, test.labels(rows, client)))
         losses.append(Predictions.joined(accuracies).by_group("loss", test.index.offsets))
     return np.stack(losses)

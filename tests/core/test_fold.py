@@ -98,7 +98,7 @@ def test_without_weights_single_updates_are_kept_as_they_were() -> None:
     folded = fold(plan, given, None)
     expected = given[0].update.clone()
     given[0].update.zero_()
-    assert torch.equal(folded.kept[UPDATE][0], expected)
+    assert torch.equal(folded.single_uploads[UPDATE][0], expected)
     assert UPDATE not in folded.sums
 
 

@@ -21,7 +21,7 @@ from fedloom.models import models
 from fedloom.parts.adaptation import FineTune, Maml
 from fedloom.parts.objectives import CrossEntropy, Robustness
 from fedloom.rounds import subspace
-from fedloom.rounds.meta import deployed, fitted, gradient, objective
+from fedloom.rounds.meta import deployed_model, deployed_params, gradient, objective
 from fedloom.rounds.objective import Net
 from fedloom.rounds.plan import ClientPlan
 from fedloom_apps.online import ExpertConfig, ExpertEnsemble, learners
@@ -88,7 +88,7 @@ def test_models_and_gradients_are_those_of_explicit_weights(
 
     def model() -> Tensor:
         with torch.no_grad():
-            return deployed(plan, net, plan.theta0, plan.buffers0, support)(query.x)
+            return deployed_model(plan, net, plan.theta0, plan.buffers0, support)(query.x)
 
     def slope() -> Tensor:
         return gradient(objective(plan, net, plan.buffers0, support, query, seen), plan.theta0)[0]
@@ -112,7 +112,7 @@ def test_a_step_by_hand() -> None:
         weight = weight - 0.2 * (shares - one_hot).T @ flat / len(flat)
         bias = bias - 0.2 * (shares - one_hot).mean(0)
     with torch.no_grad():
-        found = deployed(plan, net, plan.theta0, plan.buffers0, support)(query.x)
+        found = deployed_model(plan, net, plan.theta0, plan.buffers0, support)(query.x)
     np.testing.assert_allclose(found, query.x.flatten(1).numpy() @ weight.T + bias, rtol=1e-10, atol=1e-12)
 
 
@@ -248,7 +248,7 @@ class Doubling(Maml):
 def test_the_parameters_of_a_part_with_a_function_of_its_own_are_not_its_model() -> None:
     for part, is_network in ((Maml(), True), (Shrinking(), True), (Doubling(), False)):
         plan, net = planned(mlp(), adapting(part))
-        found = fitted(plan, net, plan.theta0, plan.buffers0, batches()[0])
+        found = deployed_params(plan, net, plan.theta0, plan.buffers0, batches()[0])
         assert (found is not None) == is_network
 
 
@@ -257,7 +257,7 @@ def test_a_part_that_adapts_differently_is_asked_with_explicit_weights() -> None
     assert Shrinking(steps=3).descents == 0
     plan, net = planned(mlp(), adapting(Shrinking(steps=2)))
     support, query = batches()
-    found = deployed(plan, net, plan.theta0, plan.buffers0, support)(query.x)
+    found = deployed_model(plan, net, plan.theta0, plan.buffers0, support)(query.x)
     for value in net.model.parameters():
         value.data /= 2
     torch.testing.assert_close(found, net.model(query.x))

@@ -140,7 +140,7 @@ def test_a_server_without_rows_and_clients_without_the_others(method: str) -> No
     plan, server, store = machine.plan, machine.state.server, machine.state.store
     nothing = Index(np.zeros(0, np.int64), np.zeros(len(SIZES) + 1, np.int64))
     there = replace(plan, data=Split(plan.data.arrays.take(torch.zeros(0, dtype=torch.int64)), nothing))
-    there = replace(there, whole=plan.population)
+    there = replace(there, all_clients=plan.population)
 
     class Alone(Serial):
         """Every client with a plan of its own."""
@@ -151,7 +151,7 @@ def test_a_server_without_rows_and_clients_without_the_others(method: str) -> No
             for client, weight in zip(clients.tolist(), weights, strict=True):
                 rows = [plan.data.index[client] if k == client else [] for k in range(len(SIZES))]
                 whole = Population(len(SIZES), np.zeros(0, np.int64), float(np.mean(SIZES)))
-                mine = replace(plan, data=Split(plan.data.arrays, Index.of(rows)), whole=whole)
+                mine = replace(plan, data=Split(plan.data.arrays, Index.of(rows)), all_clients=whole)
                 states = client_states(mine, server.theta, store)
                 yield 0, Live(mine).fold(down, [client], [states(client)], np.array([weight]))
 

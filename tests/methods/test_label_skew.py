@@ -26,7 +26,7 @@ from fedloom.parts.drift import FedDynDrift
 from fedloom.parts.mixing import TERM, Uniform
 from fedloom.parts.objectives import BalancedSoftmax, CalibratedLogits, CrossEntropy
 from fedloom.parts.personal import PrivateHead
-from fedloom.rounds.client import contexts
+from fedloom.rounds.client import client_contexts
 from fedloom.rounds.plan import ClientPlan
 from fedloom.rounds.server import Server
 
@@ -80,7 +80,7 @@ def test_labels_are_counted_as_the_client_calls_them() -> None:
     renamed = Split(federation.train.arrays, federation.train.index, turned)
     plan = ClientPlan.of(tanh_net().double(), methods.fedlc(), renamed, HARD)
     down = Server.initial(plan, plan.theta0, plan.buffers0).broadcast(plan)
-    counts = contexts(plan, down, {}, 3, 1)["objective.0"].label_counts
+    counts = client_contexts(plan, down, {}, 3, 1)["objective.0"].label_counts
     assert counts is not None
     rows = torch.from_numpy(federation.train.index[3])
     plain = torch.bincount(federation.train.arrays.y[rows], minlength=3)

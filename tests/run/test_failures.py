@@ -153,14 +153,14 @@ def test_a_client_that_fails_later_keeps_its_last_state(monkeypatch: pytest.Monk
     server, report = federated_round(machine.plan, engine, machine.state.server, store, everyone)
     store.put(report.states, server.round)
     before = dict(store)[VICTIM]["drift"]["c"].clone()
-    original = ClientWork._checked
+    original = ClientWork._finite_or_failure
 
     def poisoned(self: ClientWork, result: Result) -> Result:
         if result.client == VICTIM:
             result.uploads["drift"]["control"][0] = torch.nan
         return original(self, result)
 
-    monkeypatch.setattr(ClientWork, "_checked", poisoned)
+    monkeypatch.setattr(ClientWork, "_finite_or_failure", poisoned)
     _, report = federated_round(machine.plan, engine, server, store, everyone)
     assert [(f.round, f.client) for f in report.failures] == [(1, VICTIM)]
     assert sorted(report.states) == OTHERS

@@ -40,8 +40,7 @@ from fedloom.core.context import Context
 from fedloom.core.layout import call
 from fedloom.core.parts import UPDATE, Reduce
 from fedloom.rounds.aggregate import EVEN, Fold, even_blocks, fold
-from fedloom.rounds.client import ClientWork, Vectors, load, private_start
-from fedloom.rounds.client import contexts as client_contexts
+from fedloom.rounds.client import ClientWork, Vectors, client_contexts, load, private_start
 from fedloom.rounds.engine import FEW, States
 from fedloom.rounds.exchange import Broadcast, Result, State
 from fedloom.rounds.plan import ClientPlan

@@ -21,7 +21,7 @@ from fedloom.rounds import client as work
 from fedloom.rounds.aggregate import LONGEST, Fold, blocks, fold
 from fedloom.rounds.client import Answer, ClientWork, LocalWork, Request, Vectors
 from fedloom.rounds.engine import States
-from fedloom.rounds.example_privacy import clipping
+from fedloom.rounds.example_privacy import clip_factors
 from fedloom.rounds.exchange import Broadcast, Result, State
 from fedloom.rounds.meta import forward, gradient, objective
 from fedloom.rounds.objective import Net, companions, deployed_loss, loss
@@ -80,7 +80,7 @@ class Live:
             with torch.no_grad():
                 return self._drive(job.run(self.vectors), down.lr)
         except Exception as error:
-            return job.failed(error)
+            return job.as_failure(error)
 
     def _drive(self, local: LocalWork, lr: float) -> Result:
         """Answer a client's requests until its work is done."""
@@ -143,7 +143,7 @@ class Live:
             if bound < float("inf") and not bool((usable := norms.isfinite()).all()):
                 # a sample without a gradient counts as 0: that it has none would be a bit without noise
                 norms, grads = norms.where(usable, 0.0), grads.where(usable[:, None], 0.0)
-            grad += clipping(norms, bound) @ grads
+            grad += clip_factors(norms, bound) @ grads
             total += losses.sum()
         return grad / len(batch.x), total / len(batch.x)
 
@@ -170,7 +170,7 @@ class Live:
 
     def _begun(self, down: Broadcast, client: int) -> dict[str, Context]:
         """The contexts of all parts where the loss of the received model is evaluated, with ``begin`` of its terms."""
-        seen = work.contexts(self.plan, down, first_state(self.plan, down.theta), client, 1)
+        seen = work.client_contexts(self.plan, down, first_state(self.plan, down.theta), client, 1)
         seen = {place: ctx._replace(evaluates=True) for place, ctx in seen.items()}
         for place, part in self.plan.method.hooks["begin"]:
             if overrides(part, "loss") or overrides(part, "on_step"):

@@ -62,7 +62,7 @@ class Lockstep:
         except StopIteration as done:
             client.ask, client.result = None, done.value
         except Exception as error:
-            client.ask, client.result = None, client.job.failed(error)
+            client.ask, client.result = None, client.job.as_failure(error)
         finally:
             self._restore_generator(row, before)
 

@@ -29,6 +29,6 @@ def finished(
         try:
             return jobs[row].finish(held(row), contexts[row], losses[row])
         except Exception as error:
-            return jobs[row].failed(error)
+            return jobs[row].as_failure(error)
 
     return map(result, sorted(range(len(order)), key=order.__getitem__))

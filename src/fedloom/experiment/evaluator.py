@@ -191,7 +191,7 @@ class Evaluator(LoadedModel):
         for number in np.unique(level):
             of, use = clients[level == number], uses[int(np.argmax(level == number))]
             network, mine = self.networks[use.level], server.model(use.model)
-            shared = Weights(network.plan.own(mine.theta), network.plan.own_buffers(mine.buffers))
+            shared = Weights(network.plan.level_params(mine.theta), network.plan.level_buffers(mine.buffers))
             network.load(*shared)
             if not network.plan.has_private:
                 found.append(network.scores(split.arrays, split.index.pick(of).rows, labels_of(split, of)))
@@ -292,7 +292,7 @@ class Evaluator(LoadedModel):
             record |= _renamed(self.clients(server, store, federation.validation)[0], VALIDATION)
         for network in self.networks if "global" in on else ():
             if (name := network.name) and not network.plan.has_private:  # else it is not any client's model
-                network.load(network.plan.own(server.theta), network.plan.own_buffers(server.buffers))
+                network.load(network.plan.level_params(server.theta), network.plan.level_buffers(server.buffers))
                 record |= network.on(f"global/{name}", federation.test)
         if "global" in on or "train" in on:
             self.load(server.theta, server.buffers)

@@ -229,7 +229,7 @@ class FederatedTask(TrainerTask):
 
         def first(client: int, found: Forms) -> State:
             mine = plan.levels[plan.level[client]]
-            return client_forms(mine, first_state(mine, mine.own(server.theta)), found)
+            return client_forms(mine, first_state(mine, mine.level_params(server.theta)), found)
 
         at_nodes = self.traits.states == "clients"  # who keep their states
         store = make_store(choice, reach * each, out, CLIENTS, device, None if at_nodes else first)

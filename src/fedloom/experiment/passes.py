@@ -233,7 +233,7 @@ def _alone(
     if support is not None:
         at = torch.from_numpy(support.index[client])
         batch = Batch(support.arrays.x[at].to(live.theta.device), support.labels(at, client).to(live.theta.device))
-        predict = adapting.deployed(plan, loaded.net, live.theta, live.buffers, batch)
+        predict = adapting.deployed_model(plan, loaded.net, live.theta, live.buffers, batch)
         yield predict(split.arrays.x[rows].to(live.theta.device))[None], split.labels(rows, client)
         return
     for part in rows.split(loaded.measurement.batch_size):
@@ -271,7 +271,7 @@ def _stacked(
     def adapted(theta: Tensor, buffers: Tensor, x: Tensor, sx: Tensor, sy: Tensor, mask: Tensor) -> Tensor:
         whole = torch.cat([live.theta[: own[0]], theta]) if len(theta) else live.theta
         kept = torch.cat([live.buffers[: own[1]], buffers]) if len(buffers) else live.buffers
-        return adapting.deployed(plan, loaded.net, whole, kept, Batch(sx, sy, mask))(x)
+        return adapting.deployed_model(plan, loaded.net, whole, kept, Batch(sx, sy, mask))(x)
 
     def logits(theta: Tensor, buffers: Tensor, x: Tensor) -> Tensor:
         mine = _named(layout.parameters, theta, own[0]) | _named(layout.buffers, buffers, own[1])

@@ -224,7 +224,7 @@ class TrainedRun(RunRecords):
             ours, theirs = (conventions(each.train.arrays, each.provenance) for each in (federation, self.federation))
             compare(theirs, ours, "the run's model")
             here = placed(federation, plan.layout.dtype, plan.device)
-            plan, store = replace(plan, data=here.train, validation=None, whole=None), StateStore()
+            plan, store = replace(plan, data=here.train, validation=None, all_clients=None), StateStore()
             known, new = (
                 f"of shape {list(each.train.arrays.x.shape[1:])} in {each.classes} classes"
                 for each in (self.federation, here)
@@ -242,15 +242,15 @@ class TrainedRun(RunRecords):
         """The model that a client with this state uses, adapted to ``support`` if there are any samples."""
         server, plan = self.snapshot.server.model(use.model), plan.levels[use.level]
         loaded = LoadedModel(plan, self.evaluator.settings)
-        loaded.load(plan.own(server.theta), plan.own_buffers(server.buffers), state, use)
+        loaded.load(plan.level_params(server.theta), plan.level_buffers(server.buffers), state, use)
         theta, buffers = loaded.live.theta, loaded.live.buffers
         if support is None:
             return self._model(plan, theta, buffers, use.lam)
         with torch.no_grad(), reproducible():
-            fitted = meta.fitted(plan, loaded.net, theta, buffers, support)
+            fitted = meta.deployed_params(plan, loaded.net, theta, buffers, support)
             if fitted is not None:
                 return self._model(plan, fitted, buffers)
-            predict = meta.deployed(plan, loaded.net, theta, buffers, support)
+            predict = meta.deployed_model(plan, loaded.net, theta, buffers, support)
         return self._as_deployed(Adapted(predict, plan.model, theta.device).eval())
 
     def _model(self, plan: ClientPlan, theta: Tensor, buffers: Tensor, lam: float | None = None) -> DeployedModel:
@@ -314,4 +314,4 @@ def _joined(plan: ClientPlan, new: Arrays) -> ClientPlan:
     sizes = np.append(before.sizes, len(new))
     index = Index.of([*([[]] * before.clients), np.arange(len(new))])
     whole = Population(before.clients + 1, sizes, float(sizes.mean()))
-    return replace(plan, data=Split(new, index), validation=None, whole=whole)
+    return replace(plan, data=Split(new, index), validation=None, all_clients=whole)

@@ -92,7 +92,7 @@ class Fold:
     Attributes:
         sums: weighted sums by slice: ``update`` [P], ``buffers`` [buffers], ``<place>/<name>`` in the slice's own
             shape; and as ``buffers/equal`` the buffers in which all members agree.
-        kept: by slice, the single uploads of the members that arrived, in order; shapes as in ``sums``.
+        single_uploads: by slice, the uploads of the members that arrived, in order; shapes as in ``sums``.
         arrived: for each member, whether its result counts (False if it failed).
         results: each member's result without its uploads: state, loss, failure, and its displacement and buffers if the
             plan has ``report_models``.
@@ -101,7 +101,7 @@ class Fold:
     """
 
     sums: dict[str, Tensor] = field(default_factory=dict)
-    kept: dict[str, list[Tensor]] = field(default_factory=dict)
+    single_uploads: dict[str, list[Tensor]] = field(default_factory=dict)
     arrived: list[bool] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
     traffic: Traffic = field(default_factory=Traffic)
@@ -143,22 +143,22 @@ class Fold:
     def _misfit(self, plan: ClientPlan, result: Result) -> str | None:
         """The reason why a result cannot be summed with the others; a sum would silently broadcast a smaller tensor."""
         layout, ring = plan.layout, plan.method.only_sums
-        wanted: dict[str, tuple[int, ...]] = {UPDATE: (layout.shared_size,), BUFFERS: (layout.shared_buffers,)}
+        shapes: dict[str, tuple[int, ...]] = {UPDATE: (layout.shared_size,), BUFFERS: (layout.shared_buffers,)}
         sent: dict[str, Tensor | None] = {UPDATE: result.update, BUFFERS: result.buffers}
         for place, part in plan.method.uploading:
             for name in part.uploads:
                 if name != UPDATE:
                     slot = f"{place}/{name}"
                     sent[slot] = result.uploads.get(place, {}).get(name)
-                    before = self.sums.get(slot, next(iter(self.kept.get(slot, ())), sent[slot]))
-                    wanted[slot] = tuple(before.shape) if isinstance(before, Tensor) else ()
+                    before = self.sums.get(slot, next(iter(self.single_uploads.get(slot, ())), sent[slot]))
+                    shapes[slot] = tuple(before.shape) if isinstance(before, Tensor) else ()
         for slot, value in sent.items():
             if not isinstance(value, Tensor):
                 return f"it did not send {slot!r}"
-            if tuple(value.shape) != wanted[slot]:
-                return f"its {slot!r} has the shape {list(value.shape)} instead of {list(wanted[slot])}"
-            known = not value.numel() or value.dtype == layout.dtype or (ring and value.dtype == torch.int64)
-            if slot in (UPDATE, BUFFERS) and not known:
+            if tuple(value.shape) != shapes[slot]:
+                return f"its {slot!r} has the shape {list(value.shape)} instead of {list(shapes[slot])}"
+            fits_type = not value.numel() or value.dtype == layout.dtype or (ring and value.dtype == torch.int64)
+            if slot in (UPDATE, BUFFERS) and not fits_type:
                 return f"its {slot!r} is of type {value.dtype} instead of {layout.dtype}"
         for place, tree in result.uploads.items():
             for name in tree:
@@ -171,7 +171,7 @@ class Fold:
 
     def _fold(self, slot: str, value: Tensor, weight: float | None, keep: bool = False) -> None:
         if weight is None or keep:
-            self.kept.setdefault(slot, []).append(value.clone())
+            self.single_uploads.setdefault(slot, []).append(value.clone())
         if weight is None:
             return
         if not value.is_floating_point():
@@ -192,11 +192,11 @@ class Fold:
                 self.sums[slot].add_(value)
             else:
                 self.sums[slot] = value
-        for slot, values in other.kept.items():
-            mine = self.kept.setdefault(slot, [])
-            if mine and values:
-                _same_shapes(slot, mine[0], values[0])
-            mine.extend(values)
+        for slot, values in other.single_uploads.items():
+            uploads = self.single_uploads.setdefault(slot, [])
+            if uploads and values:
+                _same_shapes(slot, uploads[0], values[0])
+            uploads.extend(values)
         self.arrived += other.arrived
         self.traffic.add(other.traffic)
 
@@ -206,24 +206,25 @@ class Fold:
             total = self.sums[slot]
             return total * (1 / divisor) if total.is_floating_point() else total
         if how is Reduce.ALL:
-            return torch.stack(self.kept[slot])
+            return torch.stack(self.single_uploads[slot])
         if how is not Reduce.MIX:
-            p = np.full(len(self.kept[slot]), 1 / divisor)
-        mixed = float(p[0]) * self.kept[slot][0]
-        for weight, value in zip(p[1:], self.kept[slot][1:], strict=True):
+            p = np.full(len(self.single_uploads[slot]), 1 / divisor)
+        mixed = float(p[0]) * self.single_uploads[slot][0]
+        for weight, value in zip(p[1:], self.single_uploads[slot][1:], strict=True):
             mixed.add_(value, alpha=float(weight))
         return mixed
 
     def buffers(self, divisor: float, p: np.ndarray) -> Tensor:
         """The mean of the buffers; what is equal at all clients, such as a mask, stays as it is, infinite or not."""
-        equal = self.sums[EQUAL] if EQUAL in self.sums else reduce(agreement, self.kept[BUFFERS])
+        equal = self.sums[EQUAL] if EQUAL in self.sums else reduce(agreement, self.single_uploads[BUFFERS])
         return torch.where(equal.isnan(), self.reduced(BUFFERS, divisor, p), equal)
 
     def of(self, places: Sequence[str]) -> Fold:
         """The slices of some parts alone."""
-        mine = [slot for slot in {**self.sums, **self.kept} if slot.rpartition("/")[0] in places]
-        sums = {slot: self.sums[slot] for slot in mine if slot in self.sums}
-        return Fold(sums, {slot: self.kept[slot] for slot in mine if slot in self.kept}, self.arrived)
+        slots = [slot for slot in {**self.sums, **self.single_uploads} if slot.rpartition("/")[0] in places]
+        sums = {slot: self.sums[slot] for slot in slots if slot in self.sums}
+        single_uploads = {slot: self.single_uploads[slot] for slot in slots if slot in self.single_uploads}
+        return Fold(sums, single_uploads, self.arrived)
 
     def uploads(
         self, plan: ClientPlan, total: float, p: np.ndarray, clients: int, places: Sequence[str] | None = None
@@ -242,10 +243,10 @@ class Fold:
         }
 
 
-def _same_shapes(slot: str, mine: Tensor, other: Tensor) -> None:
+def _same_shapes(slot: str, a: Tensor, b: Tensor) -> None:
     """Raise a ``ClientError`` if two clients' slices differ in shape."""
-    if mine.shape != other.shape:
-        shapes = f"{list(mine.shape)} and {list(other.shape)}"
+    if a.shape != b.shape:
+        shapes = f"{list(a.shape)} and {list(b.shape)}"
         raise ClientError(f"clients sent {slot!r} in the shapes {shapes}; a part must upload equal shapes.")
 
 
@@ -269,12 +270,12 @@ def buffers_over_holders(
         mass: Σ p_i over the clients of each level.
         received: the buffers before the round.
     """
-    equal, held = torch.full_like(received, torch.nan), torch.zeros_like(received, dtype=torch.bool)
+    equal, has_holder = torch.full_like(received, torch.nan), torch.zeros_like(received, dtype=torch.bool)
     for index, total in zip(levels, totals, strict=True):
         if EQUAL in total.sums:
-            own = total.sums[EQUAL]
-            equal[index] = torch.where(held[index], agreement(equal[index], own), own)
-            held[index] = True
+            shared_values = total.sums[EQUAL]
+            equal[index] = torch.where(has_holder[index], agreement(equal[index], shared_values), shared_values)
+            has_holder[index] = True
     mean = mean_over_holders(levels, [total.sums.get(BUFFERS) for total in totals], mass, received)
     return torch.where(equal.isnan(), mean, equal)
 
@@ -305,8 +306,8 @@ def fold(
     folds = [Fold() for _ in range(1 if places is None else max(places) + 1)]
     position = 0
     for result in results:
-        own = folds[0 if places is None else places[position]]
-        own.add(plan, result, None if weights is None else float(weights[position]))
+        model_fold = folds[0 if places is None else places[position]]
+        model_fold.add(plan, result, None if weights is None else float(weights[position]))
         position += 1  # noqa: SIM113
         del result  # the next member's vectors take its memory, which is in the caches
     if places is None:

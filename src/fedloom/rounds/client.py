@@ -28,7 +28,7 @@ from fedloom.core.parts import UPDATE, Part, Term
 from fedloom.core.samples import Samples
 from fedloom.core.slots import label
 from fedloom.core.views import LayerViews, SharedPrivate, StepInfo, View, mixed
-from fedloom.rounds.example_privacy import noised
+from fedloom.rounds.example_privacy import add_noise
 from fedloom.rounds.exchange import (
     BUFFERS,
     Broadcast,
@@ -36,16 +36,16 @@ from fedloom.rounds.exchange import (
     FailureKind,
     Result,
     State,
+    add_private,
     own_state,
     own_values,
-    with_private,
 )
 from fedloom.rounds.plan import ClientPlan
 from fedloom.rounds.step import TrainState, descend, paired_gradients
 
 
 @contextmanager
-def untouched(buffers: Tensor) -> Iterator[None]:
+def preserve_buffers(buffers: Tensor) -> Iterator[None]:
     """Restore the buffers after forward passes that do not train the received model, such as a second model's."""
     before = buffers.clone()
     yield
@@ -61,26 +61,26 @@ class SecondBuffers:
     method without such passes v's are sent in their place.
 
     Attributes:
-        own: v's buffers [buffers]; empty before its first pass, and for models without buffers.
+        values: v's buffers [buffers]; empty before its first pass, and for models without buffers.
         received: w's buffers [buffers] at the start of the round.
     """
 
-    def __init__(self, plan: ClientPlan, kept: Tree, received: Tensor) -> None:
-        self.own = kept.get("buffers", plan.buffers0[:0]) if plan.method.continues else plan.buffers0[:0]
+    def __init__(self, plan: ClientPlan, state: Tree, received: Tensor) -> None:
+        self.values = state.get("buffers", plan.buffers0[:0]) if plan.method.continues else plan.buffers0[:0]
         self.received = received
 
     @contextmanager
-    def during(self, view: View, apart: bool, buffers: Tensor) -> Iterator[None]:
+    def during(self, view: View, w_has_passes: bool, buffers: Tensor) -> Iterator[None]:
         """The module's ``buffers`` during a pass of the view: v's if it moves v alone, and w has passes (``apart``)."""
         if view.shared:
             yield
             return
-        with untouched(buffers if apart else buffers[:0]):
-            if apart:
-                buffers.copy_(self.own if len(self.own) else self.received)
+        with preserve_buffers(buffers if w_has_passes else buffers[:0]):
+            if w_has_passes:
+                buffers.copy_(self.values if len(self.values) else self.received)
             yield
             if view.private:
-                self.own = buffers.clone()
+                self.values = buffers.clone()
 
 
 ONE_VALUE = "Expected more than 1 value per channel"  # what PyTorch says of batch normalisation of one sample
@@ -122,7 +122,7 @@ class Vectors(NamedTuple):
     module: Model
 
 
-def contexts(plan: ClientPlan, down: Broadcast, state: State, client: int, steps: int) -> dict[str, Context]:
+def client_contexts(plan: ClientPlan, down: Broadcast, state: State, client: int, steps: int) -> dict[str, Context]:
     """The context of each part at a client, by place."""
     rows = plan.data.index[client]
     size = len(rows) / plan.population.mean_size
@@ -148,13 +148,13 @@ def contexts(plan: ClientPlan, down: Broadcast, state: State, client: int, steps
 
 
 def on_step(
-    plan: ClientPlan, seen: dict[str, Context], client: int, round: int, step: int, model: Model, batch: Batch
+    plan: ClientPlan, contexts: dict[str, Context], client: int, round: int, step: int, model: Model, batch: Batch
 ) -> None:
     """Call the parts' ``on_step`` before a local step; ``seen`` is updated with the new ``local`` values."""
     for place, part in plan.method.hooks["on_step"]:
-        mine = batch._replace(teacher=plan.teacher(batch.x)) if part.needs.teacher and plan.teacher else batch
+        part_batch = batch._replace(teacher=plan.teacher(batch.x)) if part.needs.teacher and plan.teacher else batch
         draws = rng.stream(plan.seed, place, round, client, step)
-        seen[place] = seen[place]._replace(local=part.on_step(seen[place], model, mine, draws))
+        contexts[place] = contexts[place]._replace(local=part.on_step(contexts[place], model, part_batch, draws))
 
 
 def private_start(plan: ClientPlan, down: Broadcast, client: int, state: State) -> Float[Tensor, "private"]:
@@ -162,7 +162,7 @@ def private_start(plan: ClientPlan, down: Broadcast, client: int, state: State) 
     first = 0 if plan.is_paired else plan.layout.shared_size
     counters = (client,) if plan.is_paired else (down.round, client)
 
-    def another() -> Tensor:
+    def reinitialise() -> Tensor:
         if plan.make is None:
             raise ConfigError(
                 f"personal {label(plan.method.personal)!r} starts from another initialisation of the model, but the "
@@ -172,8 +172,8 @@ def private_start(plan: ClientPlan, down: Broadcast, client: int, state: State) 
             rng.seed_torch(plan.seed, "personal model", *counters)
             return plan.layout.read(plan.make().to(plan.layout.dtype))[0][first:].to(plan.theta0.device)
 
-    own = state.get("personal", {}).get("private")
-    return plan.method.personal.private_start(down.theta, plan.theta0[first:], own, another)
+    last_values = state.get("personal", {}).get("private")
+    return plan.method.personal.private_start(down.theta, plan.theta0[first:], last_values, reinitialise)
 
 
 def load(plan: ClientPlan, down: Broadcast, client: int | None, state: State, at: Vectors) -> None:
@@ -205,7 +205,7 @@ def minibatch(
 
 
 class ClientWork:
-    """One client's local work: ``run`` is the generator, ``failed`` turns an exception raised in it into a result."""
+    """One client's local work: ``run`` is the generator, ``as_failure`` makes a result of an exception raised in it."""
 
     def __init__(self, plan: ClientPlan, down: Broadcast, client: int, state: State) -> None:
         self.plan, self.down, self.client, self.state = plan, down, client, state
@@ -221,138 +221,139 @@ class ClientWork:
         supports = plan.batches(down.round, client, "support") if plan.is_meta else []
         load(plan, down, client, self.state, at)
         self.at = at
-        seen = self.begin(len(batches))
+        contexts = self.begin(len(batches))
         if plan.method.hooks["start"]:
-            yield from self._start(seen, at)
+            yield from self._start(contexts, at)
         for place, part in plan.method.hooks["lessons"]:
-            yield from self._lessons(place, part, seen, at)
-        mine, layers = plan.at(client), LayerViews(plan.layout)
-        trained, speeds = TrainState.of(mine, at.theta, seen), mine.local.speeds(len(batches))
+            yield from self._lessons(place, part, contexts, at)
+        client_plan, layers = plan.at(client), LayerViews(plan.layout)
+        trained, speeds = TrainState.of(client_plan, at.theta, contexts), client_plan.local.speeds(len(batches))
         draws = plan.draws(down.round, client, len(batches)).tolist()
         total = torch.zeros((), dtype=plan.layout.dtype, device=at.theta.device)
-        for number, batch_rows in enumerate(batches):
+        for number, rows in enumerate(batches):
             self.stage = f"step {number + 1} of {len(batches)}"
-            batch = minibatch(plan, batch_rows, client, down.round, number)
+            batch = minibatch(plan, rows, client, down.round, number)
             support = minibatch(plan, supports[number], client, down.round, number, "support") if supports else None
-            w = self._to_point(seen, at)
-            with untouched(at.buffers):
-                on_step(plan, seen, client, down.round, number, at.module, batch)
-            ask = Request(at.model, batch, support, seen, plan.uses_plain_sgd)
-            lr = mine.speed * (down.lr if speeds is None else down.lr * speeds[number])
+            w = self._to_point(contexts, at)
+            with preserve_buffers(at.buffers):
+                on_step(plan, contexts, client, down.round, number, at.module, batch)
+            request = Request(at.model, batch, support, contexts, plan.uses_plain_sgd)
+            lr = client_plan.speed * (down.lr if speeds is None else down.lr * speeds[number])
             if plan.has_views:
                 info = StepInfo(down.round, number, draws[number])
-                total += yield from self._views(trained, info, ask, at, layers, lr)
+                total += yield from self._views(trained, info, request, at, layers, lr)
                 continue
-            grad, value = yield from self._gradient(ask, at, number)
+            grad, value = yield from self._gradient(request, at, number)
             if grad is not None:
                 if w is not None:
                     at.model[: len(w)].copy_(w)
-                    local, grad[: len(w)] = plan.method.personal.chain(grad[: len(w)], w, seen["personal"])
-                    seen["personal"] = seen["personal"]._replace(local=local)
-                descend(mine, trained, grad, lr, seen)
+                    local, grad[: len(w)] = plan.method.personal.chain(grad[: len(w)], w, contexts["personal"])
+                    contexts["personal"] = contexts["personal"]._replace(local=local)
+                descend(client_plan, trained, grad, lr, contexts)
             total += value
         for place in plan.method.keep_momentum:
             assert trained.memory is not None
             buffer = trained.memory[: trained.shared]
-            seen[place] = seen[place]._replace(local=seen[place].local | {"momentum": buffer})
-        return self.finish(at, seen, float(total) / max(len(batches), 1))
+            contexts[place] = contexts[place]._replace(local=contexts[place].local | {"momentum": buffer})
+        return self.finish(at, contexts, float(total) / max(len(batches), 1))
 
-    def _to_point(self, seen: Mapping[str, Context], at: Vectors) -> Tensor | None:
+    def _to_point(self, contexts: Mapping[str, Context], at: Vectors) -> Tensor | None:
         """Put the model that the personal part makes of w in its place; returns w, or None if it is w itself."""
         if not self.plan.method.hooks["point"]:
             return None
         shared = at.model[: self.plan.layout.shared_size]
         w = shared.clone()
-        shared.copy_(self.plan.method.personal.point(w, seen["personal"]))
+        shared.copy_(self.plan.method.personal.point(w, contexts["personal"]))
         return w
 
     def begin(self, steps: int) -> dict[str, Context]:
         """The contexts of all parts for a client with ``steps`` local steps, with their constants of this round."""
         self.stage = "begin"
-        seen = contexts(self.plan, self.down, self.state, self.client, steps)
+        contexts = client_contexts(self.plan, self.down, self.state, self.client, steps)
         for place, part in self.plan.method.hooks["begin"]:
-            seen[place] = seen[place]._replace(local=part.begin(seen[place]))
-        return seen
+            contexts[place] = contexts[place]._replace(local=part.begin(contexts[place]))
+        return contexts
 
-    def _start(self, seen: dict[str, Context], at: Vectors) -> Generator[Request, Answer, None]:
+    def _start(self, contexts: dict[str, Context], at: Vectors) -> Generator[Request, Answer, None]:
         """Put in place what the personal part starts from, with answers to what it asks before."""
         plan, down, self.stage = self.plan, self.down, "start"
         split, number, answer = plan.layout.shared_size, 0, None
         draws = rng.stream(plan.seed, "start", down.round, self.client)
         hook = f"{type(plan.method.personal).__name__}.start"
-        begun = asking(plan.method.personal.start(seen["personal"], down.theta, own_values(self.state), draws), hook)
+        requests = plan.method.personal.start(contexts["personal"], down.theta, own_values(self.state), draws)
+        requests = asking(requests, hook)
         while True:
             try:
-                point, batch = next(begun) if answer is None else begun.send(answer)
-            except StopIteration as done:
-                local, theta = pair(done.value, hook, "where local steps start")
+                point, batch = next(requests) if answer is None else requests.send(answer)
+            except StopIteration as stop:
+                local, theta = pair(stop.value, hook, "where local steps start")
                 break
             number += 1
             at.model[:split].copy_(point)
             batch = batch._replace(twin=batch.x) if plan.has_twin else batch
-            with untouched(at.buffers):
-                on_step(plan, seen, self.client, down.round, -number, at.module, batch)  # steps count from 0
+            with preserve_buffers(at.buffers):
+                on_step(plan, contexts, self.client, down.round, -number, at.module, batch)  # steps count from 0
                 support = batch if plan.is_meta else None  # the objective adapts first, here to the samples themselves
-                grad, value = yield Request(at.model, batch, support, seen)
+                grad, value = yield Request(at.model, batch, support, contexts)
             assert grad is not None
             answer = grad[:split], value
         at.theta[:split].copy_(like(theta, down.theta, hook))
-        seen["personal"] = seen["personal"]._replace(local=local)
-        seen.update({place: ctx._replace(own=local) for place, ctx in seen.items()})
+        contexts["personal"] = contexts["personal"]._replace(local=local)
+        contexts.update({place: ctx._replace(own=local) for place, ctx in contexts.items()})
 
     def _lessons(
-        self, place: str, term: Term, seen: Mapping[str, Context], at: Vectors
+        self, place: str, term: Term, contexts: Mapping[str, Context], at: Vectors
     ) -> Generator[Request, Answer, None]:
         """Take the steps of a term on what it has received, which it reads with its context as it is now."""
-        plan, down, mine = self.plan, self.down, self.plan.at(self.client)
-        trained, only = TrainState.of(mine, at.theta, seen), {place: seen[place]}
+        plan, down, client_plan = self.plan, self.down, self.plan.at(self.client)
+        trained, term_context = TrainState.of(client_plan, at.theta, contexts), {place: contexts[place]}
         draws = rng.stream(plan.seed, place, down.round, self.client)
-        for number, batch in enumerate(term.lessons(seen[place], draws)):
+        for number, batch in enumerate(term.lessons(contexts[place], draws)):
             self.stage = f"lesson {number + 1}"
-            grad, _ = yield Request(at.model, batch, None, only, hook="lesson")
+            grad, _ = yield Request(at.model, batch, None, term_context, hook="lesson")
             assert grad is not None
-            descend(mine, trained, grad, mine.speed * down.lr, seen)
+            descend(client_plan, trained, grad, client_plan.speed * down.lr, contexts)
 
-    def _gradient(self, ask: Request, at: Vectors, step: int) -> Generator[Request, Answer, Answer]:
+    def _gradient(self, request: Request, at: Vectors, step: int) -> Generator[Request, Answer, Answer]:
         """Request a gradient, and those that terms take at other points; DP-SGD's arrives clipped, and gets noise."""
-        grad, value = yield ask
+        grad, value = yield request
         plan = self.plan
         for place, part in plan.method.hooks["probe"]:
             assert grad is not None
             assert isinstance(part, Term)
-            hook, w = f"{type(part).__name__}.probe", ask.at.clone()
-            probe = asking(part.probe(grad.clone(), w.clone(), ask.contexts[place]), hook)
+            hook, w = f"{type(part).__name__}.probe", request.at.clone()
+            probe = asking(part.probe(grad.clone(), w.clone(), request.contexts[place]), hook)
             try:
                 point = next(probe)
                 while True:
-                    ask.at.copy_(like(point, w, hook))
-                    with untouched(at.buffers):
-                        grad, _ = yield ask
+                    request.at.copy_(like(point, w, hook))
+                    with preserve_buffers(at.buffers):
+                        grad, _ = yield request
                     assert grad is not None
                     point = probe.send(grad)
-            except StopIteration as done:
-                grad = like(done.value, w, hook)
-            ask.at.copy_(w)
+            except StopIteration as stop:
+                grad = like(stop.value, w, hook)
+            request.at.copy_(w)
         if grad is not None and plan.local.dp_clip is not None:
             draws = rng.stream(plan.facts.private_seed, "example noise", self.down.round, self.client, step)
-            grad = noised(plan, grad, len(ask.batch.x), len(plan.data.index[self.client]), draws)
+            grad = add_noise(plan, grad, len(request.batch.x), len(plan.data.index[self.client]), draws)
         return grad, value
 
     def _views(
-        self, trained: TrainState, step: StepInfo, ask: Request, at: Vectors, layers: LayerViews, lr: float
+        self, trained: TrainState, step: StepInfo, request: Request, at: Vectors, layers: LayerViews, lr: float
     ) -> Generator[Request, Answer, Tensor]:
         """One local step over all its views; returns the mean of their losses, []."""
         plan, values = self.plan.at(self.client), []
         personal = plan.method.personal
         size, split = plan.layout.size, plan.layout.shared_size
         extra = at.theta[2 * size :] if plan.is_paired else at.theta[:0]
-        views = personal.views(step, extra, ask.contexts["personal"])
-        own = any(view.shared and view.data for view in views)  # w has passes of its own, whose statistics count
+        views = personal.views(step, extra, request.contexts["personal"])
+        w_has_passes = any(view.shared and view.data for view in views)  # their statistics count
         for view in views:
             if not plan.is_paired:
-                grad, value = yield from self._gradient(ask, at, step.step)
+                grad, value = yield from self._gradient(request, at, step.step)
                 assert grad is not None
-                descend(plan, trained, grad, lr, ask.contexts, view)
+                descend(plan, trained, grad, lr, request.contexts, view)
                 values.append(value)
                 continue
             self.moved_private |= bool(view.private)
@@ -360,16 +361,16 @@ class ClientWork:
             pair = SharedPrivate(w, v, extra)
             if view.data:
                 mixed(pair, view.at, at.model, layers)
-                with self.second.during(view, own, at.buffers):
-                    grad, value = yield from self._gradient(ask, at, step.step)
+                with self.second.during(view, w_has_passes, at.buffers):
+                    grad, value = yield from self._gradient(request, at, step.step)
                 assert grad is not None
                 values.append(value)
             else:
                 grad = torch.zeros_like(pair.w)
-            paired_gradients(plan, trained, pair, grad, lr, ask.contexts, view, at.model, layers)
+            paired_gradients(plan, trained, pair, grad, lr, request.contexts, view, at.model, layers)
         return values[0] if len(values) == 1 else torch.stack(values).mean()
 
-    def finish(self, at: Vectors, seen: Mapping[str, Context], loss: float) -> Result:
+    def finish(self, at: Vectors, contexts: Mapping[str, Context], loss: float) -> Result:
         """Collect the displacement θ^t - θ_i, as changed by the parts, the uploads, and every part's new state."""
         self.stage = "end"
         plan, down = self.plan, self.down
@@ -378,17 +379,17 @@ class ClientWork:
         result = Result(self.client, buffers=at.buffers[:buffers].clone(), loss=loss)
         result.moved = moved if plan.report_models else None
         for place, part in plan.method.hooks["end"]:
-            ended = part.end(seen[place], update, at.module)
-            if not isinstance(ended, ClientEnd):
-                raise TypeError(f"{type(part).__name__}.end returned {in_words(ended)}, not a ClientEnd")
-            update = ended.update
-            if ended.uploads:
-                result.uploads[place] = ended.uploads
-            if ended.state:
-                result.state[place] = ended.state
+            end = part.end(contexts[place], update, at.module)
+            if not isinstance(end, ClientEnd):
+                raise TypeError(f"{type(part).__name__}.end returned {in_words(end)}, not a ClientEnd")
+            update = end.update
+            if end.uploads:
+                result.uploads[place] = end.uploads
+            if end.state:
+                result.state[place] = end.state
         for place, _ in plan.method.hooks["init_client"]:  # a state that no hook returned is unchanged
-            if place not in result.state and (kept := own_state(self.state, place)):
-                result.state[place] = kept
+            if place not in result.state and (state := own_state(self.state, place)):
+                result.state[place] = state
         result.update = update
         forger = plan.attack if plan.forges and self.client in plan.hostile else None
         if forger is not None:
@@ -396,35 +397,35 @@ class ClientWork:
             result.update = forger.forge(update, down.theta, plan.theta0[:split], draws)
         for place, part in plan.method.uploading:
             if part.measured:
-                result.uploads.setdefault(place, {}).update(_measured(part, result.update))
+                result.uploads.setdefault(place, {}).update(_measure(part, result.update))
         if forger is not None or plan.method.hooks["send"]:  # else the states by what is sent are those of ``end``
-            checked = self._checked(result)
-            if checked.failure is not None:
+            outcome = self._finite_or_failure(result)
+            if outcome.failure is not None:
                 if not plan.hides_divergence:
-                    return checked
-                result = self._emptied(result, at)
-            self._send(result, seen)
-        self._to_point(seen, at)
+                    return outcome
+                result = self._zero_result(result, at)
+            self._send(result, contexts)
+        self._to_point(contexts, at)
         self._keep(result, at)
-        return self._checked(result)
+        return self._finite_or_failure(result)
 
     def _keep(self, result: Result, at: Vectors) -> None:
         """Bring the client's state into memory of its own, with the private parameters and buffers."""
         plan, down, buffers = self.plan, self.down, self.plan.layout.shared_buffers
         before = (value for tree in self.state.values() for value in tree.values())
-        others = [at.theta, at.model, at.buffers, *down.tensors, *before]
-        for place, mine in result.state.items():
+        outside_tensors = [at.theta, at.model, at.buffers, *down.tensors, *before]
+        for place, part_state in result.state.items():
             hook = f"{place}.{'send' if place.startswith('uplink') else 'end'}"
-            result.state[place] = in_own_memory(mine, hook, others)
+            result.state[place] = in_own_memory(part_state, hook, outside_tensors)
         private: Tree = {}
         if plan.private_size and plan.method.keeps_private:
-            own = "private" in self.state.get("personal", {}) or "personal" in result.state
-            if self.moved_private or own:
-                kept = self.second.own if plan.is_paired else at.buffers[buffers:]
-                private = {"private": at.theta[-plan.private_size :].clone(), "buffers": kept.clone()}
-        with_private(result.state, private, "end")
+            has_state = "private" in self.state.get("personal", {}) or "personal" in result.state
+            if self.moved_private or has_state:
+                private_buffers = self.second.values if plan.is_paired else at.buffers[buffers:]
+                private = {"private": at.theta[-plan.private_size :].clone(), "buffers": private_buffers.clone()}
+        add_private(result.state, private, "end")
 
-    def _emptied(self, result: Result, at: Vectors) -> Result:
+    def _zero_result(self, result: Result, at: Vectors) -> Result:
         """Zeros in place of work that diverged, with the client's state as it was: only noise is sent.
 
         That a client was left out would be a bit about its data without noise.
@@ -433,12 +434,12 @@ class ClientWork:
         self.moved_private = False
         return Result(
             self.client, torch.zeros_like(result.update), self.down.buffers.clone(),
-            {place: {name: torch.zeros_like(t) for name, t in one.items()} for place, one in result.uploads.items()},
-            {place: own for place in self.state if (own := own_state(self.state, place))},
+            {place: {k: torch.zeros_like(v) for k, v in slices.items()} for place, slices in result.uploads.items()},
+            {place: part_state for place in self.state if (part_state := own_state(self.state, place))},
             None if result.moved is None else torch.zeros_like(result.moved), loss=result.loss,
         )  # fmt: skip
 
-    def _send(self, result: Result, seen: Mapping[str, Context]) -> None:
+    def _send(self, result: Result, contexts: Mapping[str, Context]) -> None:
         """Apply the uplinks, in order, to everything that leaves the client."""
         self.stage = "send"
         message: Message = {UPDATE: Slice.of(result.update)}
@@ -451,59 +452,62 @@ class ClientWork:
         for place, part in self.plan.method.hooks["send"]:
             seed = self.plan.facts.private_seed if "noise" in part.guarantees else self.plan.seed
             draws = rng.stream(seed, place, self.down.round, self.client)
-            sent = part.send(seen[place], message, draws)
-            message = sent.message | {f"{place}/{name}": Slice.of(value, False) for name, value in sent.uploads.items()}
+            output = part.send(contexts[place], message, draws)
+            uploads = {f"{place}/{name}": Slice.of(value, False) for name, value in output.uploads.items()}
+            message = output.message | uploads
             if part.guarantees != {"sums"}:  # else the server reads what it was given
-                read = message = self._measured_again(message)
-            if sent.state:
-                result.state[place] = sent.state
+                read = message = self._remeasure(message)
+            if output.state:
+                result.state[place] = output.state
         for place, part in self.plan.method.hooks["after_send"]:
-            own = {name: read[f"{place}/{name}"].value for name in part.uploads if name != UPDATE}
-            result.state[place] = part.after_send(seen[place], result.state.get(place, {}), read[UPDATE].value, own)
-        result.traffic = sum(one.numbers for one in message.values()), sum(one.nbytes for one in message.values())
+            values = {name: read[f"{place}/{name}"].value for name in part.uploads if name != UPDATE}
+            state = result.state.get(place, {})
+            result.state[place] = part.after_send(contexts[place], state, read[UPDATE].value, values)
+        pieces = message.values()
+        result.traffic = sum(piece.numbers for piece in pieces), sum(piece.nbytes for piece in pieces)
         result.update = message.pop(UPDATE).value
         result.buffers = message.pop(BUFFERS, Slice.of(result.buffers)).value
         result.uploads = {}
-        for slot, one in message.items():
+        for slot, piece in message.items():
             place, _, name = slot.rpartition("/")
-            result.uploads.setdefault(place, {})[name] = one.value
+            result.uploads.setdefault(place, {})[name] = piece.value
 
-    def _measured_again(self, message: Message) -> Message:
+    def _remeasure(self, message: Message) -> Message:
         """The message with all slices that are functions of the update recomputed, after an uplink has changed it."""
-        update, found = message[UPDATE].value, dict(message)
+        update, slices = message[UPDATE].value, dict(message)
         for place, part in self.plan.method.uploading:
-            for name, value in _measured(part, update).items():
+            for name, value in _measure(part, update).items():
                 slot = f"{place}/{name}"
-                found[slot] = found[slot]._replace(value=value)
-        return found
+                slices[slot] = slices[slot]._replace(value=value)
+        return slices
 
-    def _checked(self, result: Result) -> Result:
+    def _finite_or_failure(self, result: Result) -> Result:
         """The result, or a failure if any of its values is not finite."""
         trees = ({"": result.update, "buffers": result.buffers}, *result.uploads.values(), *result.state.values())
         if tree.finite(*trees):
             return result
-        return self._left_out(FailureKind.DIVERGED, f"its update is not finite (training loss {result.loss:.3g})")
+        return self._failure(FailureKind.DIVERGED, f"its update is not finite (training loss {result.loss:.3g})")
 
-    def failed(self, error: Exception) -> Result:
+    def as_failure(self, error: Exception) -> Result:
         """The failure for an exception raised during the work, with stage, cause and traceback.
 
         A client whose model has lost its norm, ‖θ‖² being infinite or NaN, has diverged, whatever raised an exception.
         """
         reason, trace = with_type(error), "".join(traceback.format_exception(error))
         if self.at is not None and not all(bool(v.square().sum().isfinite()) for v in (self.at.theta, self.at.model)):
-            return self._left_out(FailureKind.DIVERGED, f"its model diverged before {self.stage}: {reason}", trace)
+            return self._failure(FailureKind.DIVERGED, f"its model diverged before {self.stage}: {reason}", trace)
         if str(error).startswith(ONE_VALUE):
             local = "local.batch_size, local.last_batch=merge"
             reason += (
                 ". A mini-batch of one sample has no variance for batch normalisation: choose another "
                 f"{'batch_size of the method' if self.stage.startswith('lesson') else local}, or group normalisation"
             )
-        return self._left_out(FailureKind.CODE, reason + hint(error), trace)
+        return self._failure(FailureKind.CODE, reason + hint(error), trace)
 
-    def _left_out(self, kind: FailureKind, reason: str, trace: str = "") -> Result:
+    def _failure(self, kind: FailureKind, reason: str, trace: str = "") -> Result:
         return Result(self.client, failure=Failure(self.down.round, self.client, kind, reason, self.stage, trace))
 
 
-def _measured(part: Part, update: Float[Tensor, "P"]) -> Tree:
+def _measure(part: Part, update: Float[Tensor, "P"]) -> Tree:
     """The part's uploads that are functions of the update."""
     return {name: of(update) for name, of in part.measured.items()}

@@ -33,8 +33,8 @@ class Report:
         cohort: S_t, int64 [|S|].
         p: the mixing coefficients actually used, float64 [|S|]; 0 for clients that were left out.
         traffic: parameters and bytes sent.
-        losses: F_i(θ^t) before local work, float64 [|S|], if a part needs them; on validation samples if it needs
-            those.
+        losses: F_i(θ^t) before local work, float64 [|S|], if a part needs them; on validation samples if the part
+            needs those.
         training_losses: F_i(θ^t) on training samples, float64 [|S|], if they are known.
         failures: the clients that were left out, with the reason.
         states: new client states, to be stored at the end of the round.
@@ -42,7 +42,7 @@ class Report:
         versions: the version that each member received, int64 [|S|]; None if all received θ^t.
         included: the probability with which each member takes part, float64 [|S|], if it is known.
         local_losses: the mean training loss of each client's local work.
-        models: the model that each member received, int64 [|S|], if there are several; p is then that within its own.
+        models: the model that each member received, int64 [|S|], if there are several, each of which has its own p.
     """
 
     cohort: np.ndarray
@@ -61,7 +61,7 @@ class Report:
     def of(self, rows: np.ndarray) -> Report:
         """The empty report of some members of the cohort."""
         late, versions, included = (
-            None if one is None else one[rows] for one in (self.late, self.versions, self.included)
+            None if column is None else column[rows] for column in (self.late, self.versions, self.included)
         )
         return Report(self.cohort[rows], self.p[rows], late=late, versions=versions, included=included)
 
@@ -69,10 +69,10 @@ class Report:
         """Take over the report of some members of the cohort."""
         self.p[rows] = other.p
         for name in ("losses", "training_losses"):
-            if (found := getattr(other, name)) is not None:
+            if (values := getattr(other, name)) is not None:
                 if getattr(self, name) is None:
                     setattr(self, name, np.full(len(self.cohort), np.nan))
-                getattr(self, name)[rows] = found
+                getattr(self, name)[rows] = values
         self.traffic.add(other.traffic)
         self.failures += other.failures
         self.states |= other.states
@@ -97,11 +97,11 @@ def client_states(plan: ClientPlan, theta: Float[Tensor, "P"], store: Store) -> 
 
     @cache
     def first(level: int) -> State:
-        return first_state(plan, plan.levels[level].own(theta) if plan.method.hooks["init_client"] else theta)
+        return first_state(plan, plan.levels[level].level_params(theta) if plan.method.hooks["init_client"] else theta)
 
     def state(client: int) -> State:
-        known = store.get(client)
-        return first(int(plan.level[client])) if known is None else known
+        stored = store.get(client)
+        return first(int(plan.level[client])) if stored is None else stored
 
     return state
 
@@ -116,8 +116,8 @@ class Cohort:
         server: the state before the round.
         store: the states of clients.
         downs: the messages that members have received, by version.
-        report: the record of the round, which it fills.
-        receivers: the clients that receive the model, of several models, int64 [K_r]; None: all.
+        report: the record of the round, which the cohort fills.
+        receivers: of several models, the clients that receive this one, int64 [K_r]; None: all clients.
     """
 
     plan: ClientPlan
@@ -143,13 +143,13 @@ class Cohort:
         """The record of the round as known before local work."""
         plan, t, versions = self.plan, self.server.round, self.versions(members)
         samples = plan.population.sizes[members]
-        drawn = zip(members.tolist(), samples.tolist(), versions.tolist(), strict=True)
-        plans = ((c, n, s, plan.at(c)) for c, n, s in drawn)
-        steps = np.array([own.effective_steps(own.local.steps_of(n, plan.seed, s, c)) for c, n, s, own in plans])
+        rows = zip(members.tolist(), samples.tolist(), versions.tolist(), strict=True)
+        plans = ((c, n, s, plan.at(c)) for c, n, s in rows)
+        steps = np.array([at.effective_steps(at.local.steps_of(n, plan.seed, s, c)) for c, n, s, at in plans])
         included = self.report.included
         if included is not None:
             included = included[np.isin(self.report.cohort, members)]
-        stale = (
+        stale_fields = (
             {}
             if not self.version
             else {
@@ -158,8 +158,8 @@ class Cohort:
                 "rates": np.array([self.downs[s].lr for s in versions.tolist()]),
             }
         )
-        counted = plan.method.mixing.needs.label_counts and len(members)
-        counts = np.stack([plan.label_counts_of(c).double().cpu().numpy() for c in members]) if counted else None
+        has_counts = plan.method.mixing.needs.label_counts and len(members)
+        counts = np.stack([plan.label_counts_of(c).double().cpu().numpy() for c in members]) if has_counts else None
         facts, sizes = plan.facts, plan.population.sizes
         if self.receivers is not None:
             facts, sizes = facts._replace(clients=len(self.receivers)), sizes[self.receivers]
@@ -167,21 +167,21 @@ class Cohort:
             t, plan.local.rate(t), members, samples, steps, facts, self.downs[t].theta, server_data=server_data,
             invited=self.report.cohort.tolist(), usual_steps=plan.usual_steps,
             normalised=plan.method.drift.update_kind == "normalised",
-            sizes=sizes, uniform=plan.method.mixing.is_uniform, included=included, label_counts=counts, **stale,
+            sizes=sizes, uniform=plan.method.mixing.is_uniform, included=included, label_counts=counts, **stale_fields,
         )  # fmt: skip
 
-    def start(self, received: np.ndarray, drop_rate: float) -> np.ndarray:
+    def start(self, invited: np.ndarray, drop_rate: float) -> np.ndarray:
         """Mask [|S|] of the members that remain after the broadcast; records F_i(θ^t) if a part needs it.
 
         The clients ``received``, int64, are sent the newest version, whenever their work arrives.
         """
         plan, cohort, report, t = self.plan, self.report.cohort, self.report, self.server.round
-        for level, rows in self.by_level(received):
+        for level, rows in self.by_level(invited):
             report.traffic.down(self.downs[t].at(plan.levels[level]).tensors, len(rows))
         present = np.ones(len(cohort), dtype=bool) if report.late is None else ~report.late
         if drop_rate:
-            drawn = zip(self.versions(cohort).tolist(), cohort.tolist(), strict=True)
-            stays = np.array([rng.stream(plan.seed, "drop", s, c).random() >= drop_rate for s, c in drawn])
+            pairs = zip(self.versions(cohort).tolist(), cohort.tolist(), strict=True)
+            stays = np.array([rng.stream(plan.seed, "drop", s, c).random() >= drop_rate for s, c in pairs])
             self.leave_out(present & ~stays, FailureKind.ABSENT, "dropped out")
             present &= stays
         if plan.method.needs("losses") and present.any():
@@ -197,17 +197,17 @@ class Cohort:
             diverged = present & ~finite & ~np.isin(cohort, list(errors))
             self.leave_out(diverged, FailureKind.DIVERGED, "its loss of the received model is not finite")
             present &= finite
-            sent = int(present.sum())  # one number each, beside the update
-            report.traffic.count(sent, sent * plan.layout.dtype.itemsize)
+            numbers = int(present.sum())  # one loss of each member, beside the update
+            report.traffic.count(numbers, numbers * plan.layout.dtype.itemsize)
         return present
 
     def losses(self, members: np.ndarray, held_out: bool = False) -> tuple[np.ndarray, dict[int, LossError]]:
         """F_i of the received model on training or validation samples, float64 [members]; NaN with an error."""
-        found, errors = np.empty(len(members)), {}
-        for version, level, rows in self.groups(members):
-            found[rows], failed = self._losses(version, members[rows], level, held_out)
+        values, errors = np.empty(len(members)), {}
+        for version, level, rows in self.by_message(members):
+            values[rows], failed = self._losses(version, members[rows], level, held_out)
             errors |= failed
-        return found, errors
+        return values, errors
 
     def _losses(
         self, version: int, members: np.ndarray, level: int, held_out: bool = False
@@ -220,19 +220,19 @@ class Cohort:
             if len(members) == 1:
                 return np.full(1, np.nan), {int(members[0]): error}
         halves = [self._losses(version, half, level, held_out) for half in np.array_split(members, 2)]
-        return np.concatenate([found for found, _ in halves]), halves[0][1] | halves[1][1]
+        return np.concatenate([values for values, _ in halves]), halves[0][1] | halves[1][1]
 
-    def tasks(self, members: np.ndarray, weights: np.ndarray | None) -> list[Group]:
+    def groups(self, members: np.ndarray, weights: np.ndarray | None) -> list[Group]:
         """The work of the members for the engine."""
         return [
             Group(
                 self.downs[version].at(self.plan.levels[level]), members[rows], self.states[version],
                 None if weights is None else weights[rows], level,
             )
-            for version, level, rows in self.groups(members)
+            for version, level, rows in self.by_message(members)
         ]  # fmt: skip
 
-    def take(self, fold: Fold, received: Tensor, observe: Callable[[Result, Tensor], None]) -> None:
+    def record(self, fold: Fold, received: Tensor, observe: Callable[[Result, Tensor], None]) -> None:
         """Record the results of a block whose members received the parameters."""
         report = self.report
         for result in fold.results:
@@ -243,7 +243,7 @@ class Cohort:
             report.local_losses[result.client] = result.loss
             observe(result, received)
 
-    def arrived(self, members: np.ndarray, totals: list[Fold]) -> np.ndarray:
+    def arrived_rows(self, members: np.ndarray, totals: list[Fold]) -> np.ndarray:
         """The rows of the members that arrived, int64, whose uploads are counted."""
         report, arrived = self.report, np.zeros(len(members), dtype=bool)
         for level, rows in self.by_level(members):
@@ -253,18 +253,18 @@ class Cohort:
 
     def collude(self, total: Fold, members: np.ndarray) -> None:
         """Replace the updates of hostile members, who know those of the honest ones; [arrived] clients."""
-        attack, updates = self.plan.attack, total.kept[UPDATE]
+        attack, updates = self.plan.attack, total.single_uploads[UPDATE]
         hostile = np.isin(members, list(self.plan.hostile))
         if attack is None or not hostile.any() or hostile.all():
             return
         honest = torch.stack([update for update, bad in zip(updates, hostile, strict=True) if not bad])
         forged = like(attack.collude(honest, int(hostile.sum())), honest[0], f"attack {type(attack).__name__}: collude")
-        found = {slot: forged for slot in total.kept if slot == UPDATE or slot.endswith(f"/{UPDATE}")}
+        forged_slices = {slot: forged for slot in total.single_uploads if slot == UPDATE or slot.endswith(f"/{UPDATE}")}
         for place, part in self.plan.method.uploading:
-            found |= {f"{place}/{name}": of(forged) for name, of in part.measured.items()}
-        for slot, value in found.items():
+            forged_slices |= {f"{place}/{name}": of(forged) for name, of in part.measured.items()}
+        for slot, value in forged_slices.items():
             for row in np.flatnonzero(hostile):
-                total.kept[slot][row] = value
+                total.single_uploads[slot][row] = value
 
     def mix(
         self, totals: list[Fold], weights: np.ndarray | None, arrived: np.ndarray, info: RoundInfo
@@ -280,27 +280,27 @@ class Cohort:
         level = plan.level[info.cohort]
         mass = [float(weights[arrived][level == number].sum()) for number in range(len(totals))]
         slices = Fold()  # of parts, which are alike at all levels
-        for one in totals:
-            own = {slot: value for slot, value in one.sums.items() if slot not in (UPDATE, BUFFERS, EQUAL)}
-            slices.merge(Fold(own, one.kept, one.arrived))
+        for total in totals:
+            part_sums = {slot: value for slot, value in total.sums.items() if slot not in (UPDATE, BUFFERS, EQUAL)}
+            slices.merge(Fold(part_sums, total.single_uploads, total.arrived))
         back = np.argsort(np.argsort(level, kind="stable"))  # single uploads came level by level
-        slices.kept = {slot: [values[row] for row in back] for slot, values in slices.kept.items()}
+        slices.single_uploads = {slot: [values[row] for row in back] for slot, values in slices.single_uploads.items()}
         uploads = slices.uploads(plan, sum(mass), p, info.facts.clients)
-        networks = [one.submodel for one in plan.levels if one.submodel is not None]
+        networks = [level_plan.submodel for level_plan in plan.levels if level_plan.submodel is not None]
         sums, unchanged = [total.sums.get(UPDATE) for total in totals], torch.zeros_like(self.server.theta)
-        update = mean_over_holders([one.shared_index for one in networks], sums, mass, unchanged)
-        places = [one.shared_buffers for one in networks]
+        update = mean_over_holders([network.shared_index for network in networks], sums, mass, unchanged)
+        places = [network.shared_buffers for network in networks]
         return update, buffers_over_holders(places, totals, mass, self.server.buffers), uploads
 
-    def held(self, members: np.ndarray, p: np.ndarray) -> Bool[Tensor, "P"] | None:
+    def held_mask(self, members: np.ndarray, p: np.ndarray) -> Bool[Tensor, "P"] | None:
         """Mask of the parameters that members with a positive p hold; None if all clients hold all of them."""
         if not self.plan.has_levels:
             return None
         mask = torch.zeros_like(self.server.theta, dtype=torch.bool)
         for number in np.unique(self.plan.level[members[p > 0]]):
-            one = self.plan.levels[number].submodel
-            assert one is not None
-            mask[one.shared_index.to(mask.device)] = True
+            submodel = self.plan.levels[number].submodel
+            assert submodel is not None
+            mask[submodel.shared_index.to(mask.device)] = True
         return mask
 
     def by_level(self, members: np.ndarray) -> list[tuple[int, np.ndarray]]:
@@ -313,7 +313,7 @@ class Cohort:
         t = self.server.round
         return np.array([self.version.get(client, t) for client in members.tolist()], dtype=np.int64)
 
-    def groups(self, members: np.ndarray) -> Iterator[tuple[int, int, np.ndarray]]:
+    def by_message(self, members: np.ndarray) -> Iterator[tuple[int, int, np.ndarray]]:
         """Version, level and rows of the members that have received one message."""
         versions = self.versions(members)
         for version in np.unique(versions).tolist():
@@ -321,7 +321,7 @@ class Cohort:
             for level, inner in self.by_level(members[rows]):
                 yield version, level, rows[inner]
 
-    def leave_out(self, out: np.ndarray, kind: FailureKind, reason: str) -> None:
+    def leave_out(self, mask: np.ndarray, kind: FailureKind, reason: str) -> None:
         """Record members that take no further part in the round."""
         t = self.server.round
-        self.report.failures += [Failure(t, int(c), kind, reason) for c in self.report.cohort[out]]
+        self.report.failures += [Failure(t, int(c), kind, reason) for c in self.report.cohort[mask]]

@@ -53,7 +53,7 @@ class Compute(Protocol):
 
     @property
     def joint(self) -> Callable[[int], list[range]] | None:
-        """The cut of so many clients that have received many models into calls; None if each model has its own.
+        """A function that cuts a number of clients with many models into calls; None if each model has its own call.
 
         A call may get up to ``FEW`` - 2 clients more.
         """
@@ -112,19 +112,19 @@ class Group(NamedTuple):
     level: int = 0
 
     def blocks(self, compute: Compute) -> list[range]:
-        """Its cut into blocks; clients of several models are one."""
+        """Its cut into blocks; clients of several models are one block."""
         return [range(len(self.clients))] if self.down.models else compute.blocks(len(self.clients))
 
     @classmethod
-    def joined(cls, groups: Sequence[Group]) -> Group:
-        """The work of several models in one call; that of one is unchanged."""
+    def of_models(cls, groups: Sequence[Group]) -> Group:
+        """The work of several models in one call; the work of a single model is unchanged."""
         if len(groups) == 1:
             return groups[0]
-        owner = {client: one for one in groups for client in one.clients.tolist()}
-        weights = [one.weights for one in groups if one.weights is not None]
+        owner = {client: group for group in groups for client in group.clients.tolist()}
+        weights = [group.weights for group in groups if group.weights is not None]
         return cls(
-            Broadcast.joined([one.clients.tolist() for one in groups], [one.down for one in groups]),
-            np.concatenate([one.clients for one in groups]), lambda client: owner[client].states(client),
+            Broadcast.of_models([group.clients.tolist() for group in groups], [group.down for group in groups]),
+            np.concatenate([group.clients for group in groups]), lambda client: owner[client].states(client),
             np.concatenate(weights) if weights else None, groups[0].level,
         )  # fmt: skip
 
@@ -159,7 +159,7 @@ class Engine(Protocol):
         traits: what a run depends on.
         files: the files of a block's client states, for engines whose workers can read and write them; None if states
             go through the driver.
-        joint: that of its compute: how clients with different models share calls, if they can.
+        joint: its compute's ``joint``: how clients with different models share calls, if they can.
         remark: a sentence for the user on how the engine works here; empty if there is nothing to say.
     """
 

@@ -27,7 +27,7 @@ from fedloom.rounds.plan import ClientPlan
 PROBED, DIFFERENT = 10_000, 16  # samples among which a user's loss is tried, on so many that differ in their targets
 
 
-def noised(
+def add_noise(
     plan: ClientPlan, grad: Float[Tensor, "P"], batch: int, samples: int, draws: np.random.Generator
 ) -> Float[Tensor, "P"]:
     """The private gradient, given the mean of the clipped gradients over ``batch`` of the client's samples.
@@ -44,7 +44,7 @@ def noised(
     return grad
 
 
-def clipping(norms: Float[Tensor, "B"], bound: float) -> Float[Tensor, "B"]:
+def clip_factors(norms: Float[Tensor, "B"], bound: float) -> Float[Tensor, "B"]:
     """min(1, C/‖g_j‖) for norms.
 
     >>> clipping(torch.tensor([0.0, 1.0, 4.0]), 2.0)
@@ -60,40 +60,41 @@ def check(plan: ClientPlan) -> None:
     """
     if plan.local.dp_clip is None:
         return
-    method, mine = plan.method, "local.dp_clip"
+    method, setting = plan.method, "local.dp_clip"
     if hindering := plan.layout.hindering_buffer:
         buffer, remedy = hindering
         raise ConfigError(
-            f"{mine} needs the gradient of each sample, but buffer {buffer!r} couples the samples of a batch; {remedy}."
+            f"{setting} needs the gradient of each sample, but buffer {buffer!r} couples the samples of a batch; "
+            f"{remedy}."
         )
     if plan.traits.mixes_in_training:
         raise ConfigError(
-            f"{mine} needs the gradient of each sample, but the model's outputs for one depend on the others of its "
+            f"{setting} needs the gradient of each sample, but the model's outputs for one depend on the others of its "
             f"batch; {APART}."
         )
-    others = (
+    gradient_uses = (
         (method.adaptation, plan.is_meta),
         (method.personal, sum(view.data for view in plan.usual_views(1)[0]) > 1),  # one may move two models
         (method.objective[0], not method.predicts),
     )
-    for part in (part for part, takes in others if takes):
+    for part in (part for part, takes in gradient_uses if takes):
         raise ConfigError(
-            f"{mine} covers one gradient on one mini-batch per step, to which ε applies, but {label(part)!r} takes "
+            f"{setting} covers one gradient on one mini-batch per step, to which ε applies, but {label(part)!r} takes "
             "more; of the methods with a second model, superfed_mm takes only one."
         )
     for _, term in method.hooks["probe"]:
         raise ConfigError(
-            f"objective {label(term)!r} takes several gradients of every mini-batch, but {mine} accounts for one; "
+            f"objective {label(term)!r} takes several gradients of every mini-batch, but {setting} accounts for one; "
             "leave one of them out."
         )
     for term in method.objective:
         if term.per_sample is False or _couples(plan, term):
             raise ConfigError(
-                f"{mine} clips the gradient of each sample, but objective {label(term)!r} is a function of the "
+                f"{setting} clips the gradient of each sample, but objective {label(term)!r} is a function of the "
                 "whole mini-batch; choose a loss that is a mean over samples."
             )
     for place, part in method.parts.items():
-        other, needs = f"{place} {label(part)!r}", part.needs
+        who, needs = f"{place} {label(part)!r}", part.needs
         reads = [name for name in ("model", "label_counts", "losses") if name in needs]
         reads += ["samples"] * overrides(part, "start")  # for gradients before local steps
         sends = [name for name in part.uploads if name not in (UPDATE, *part.boundable)]
@@ -101,7 +102,7 @@ def check(plan: ClientPlan) -> None:
         chooses = isinstance(part, Topology) and part.chooses
         if chooses or reads or (sends and not uplink):
             what = "chooses by losses" if chooses else f"reads {reads[0]!r}" if reads else f"sends {sends[0]!r}"
-            raise ConfigError(f"{other} {what} of the data, which {mine} does not make private.")
+            raise ConfigError(f"{who} {what} of the data, which {setting} does not make private.")
 
 
 @torch.no_grad()
@@ -109,11 +110,11 @@ def _couples(plan: ClientPlan, term: Term) -> bool:
     """Whether a user's loss on several samples differs from the mean of the single samples' losses; by trial."""
     if term.per_sample is not None or not overrides(term, "loss"):
         return False
-    known = plan.data.arrays.y[:PROBED].cpu()
-    _, rows = np.unique(known.flatten(1)[:, 0] if known.ndim > 1 else known, return_index=True)  # all different
-    y, x = known[rows[:DIFFERENT]], plan.data.arrays.x[rows[:DIFFERENT]].cpu()
-    like = copy.deepcopy(plan.model).cpu().eval()(x)
-    out = torch.randn(like.shape, dtype=like.dtype, generator=torch.Generator().manual_seed(0))
+    targets = plan.data.arrays.y[:PROBED].cpu()
+    _, rows = np.unique(targets.flatten(1)[:, 0] if targets.ndim > 1 else targets, return_index=True)  # all different
+    y, x = targets[rows[:DIFFERENT]], plan.data.arrays.x[rows[:DIFFERENT]].cpu()
+    outputs = copy.deepcopy(plan.model).cpu().eval()(x)
+    out = torch.randn(outputs.shape, dtype=outputs.dtype, generator=torch.Generator().manual_seed(0))
     alone = [slice(n, n + 1) for n in range(len(y))]
-    each = [term.loss(Output(out[at]), Batch(x[at], y[at]), NO_ROUND).mean() for at in (slice(None), *alone)]
-    return not torch.isclose(each[0], torch.stack(each[1:]).mean(), rtol=1e-4, atol=1e-6)
+    losses = [term.loss(Output(out[at]), Batch(x[at], y[at]), NO_ROUND).mean() for at in (slice(None), *alone)]
+    return not torch.isclose(losses[0], torch.stack(losses[1:]).mean(), rtol=1e-4, atol=1e-6)

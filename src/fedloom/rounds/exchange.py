@@ -46,10 +46,10 @@ class Broadcast:
     model_of: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod
-    def joined(cls, clients: Sequence[Sequence[int]], models: Sequence[Broadcast]) -> Broadcast:
+    def of_models(cls, clients: Sequence[Sequence[int]], models: Sequence[Broadcast]) -> Broadcast:
         """The messages of one round to the clients of several models."""
-        one, owners = models[0], {client: n for n, members in enumerate(clients) for client in members}
-        return cls(one.round, one.lr, one.theta[:0], one.buffers[:0], {}, models=tuple(models), model_of=owners)
+        first, owners = models[0], {client: n for n, members in enumerate(clients) for client in members}
+        return cls(first.round, first.lr, first.theta[:0], first.buffers[:0], {}, models=tuple(models), model_of=owners)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -67,7 +67,7 @@ class Broadcast:
         """What clients of a level receive, given its plan."""
         if level.submodel is None:
             return self
-        return replace(self, theta=level.own(self.theta), buffers=level.own_buffers(self.buffers))
+        return replace(self, theta=level.level_params(self.theta), buffers=level.level_buffers(self.buffers))
 
     def to(self, client: int) -> Broadcast:
         """What a client has received."""
@@ -148,24 +148,24 @@ class Result:
 
 def own_state(state: State, place: str) -> Tree:
     """A part's own state at a client, without the private parameters and buffers that are kept beside it."""
-    mine = state.get(place, {})
-    return {name: mine[name] for name in mine if name not in PRIVATE} if place == "personal" else mine
+    part_state = state.get(place, {})
+    return {name: part_state[name] for name in part_state if name not in PRIVATE} if place == "personal" else part_state
 
 
 def own_values(state: State | None) -> Tree | None:
     """The personal part's state with the private values kept beside it; None if a client keeps none."""
-    mine = (state or {}).get("personal", {})
-    return mine if "private" in mine else None
+    part_state = (state or {}).get("personal", {})
+    return part_state if "private" in part_state else None
 
 
-def with_private(state: State, private: Tree, hook: str) -> None:
+def add_private(state: State, private: Tree, hook: str) -> None:
     """Put private parameters and buffers into a client's state, beside what the personal part's hook returned."""
-    mine = state.get("personal", {})
+    part_state = state.get("personal", {})
     for name in PRIVATE:
-        if name in mine:
+        if name in part_state:
             raise ConfigError(
                 f"personal.{hook} returned a state {name!r}, the name under which the client's private values are "
                 "kept; choose another name."
             )
     if private:
-        state["personal"] = mine | private
+        state["personal"] = part_state | private

@@ -32,13 +32,13 @@ class Trained(NamedTuple):
 
     Attributes:
         server: the model and its server states.
-        arrived: the clients whose work counts, int64.
+        contributors: the clients whose work counts, int64.
         uploads: what the topology has uploaded, reduced.
-        common: the slices of parts that have one state for all models.
+        common: the uploads to parts that have one state for all models.
     """
 
     server: Server
-    arrived: np.ndarray
+    contributors: np.ndarray
     uploads: Tree
     common: Fold
 
@@ -46,9 +46,9 @@ class Trained(NamedTuple):
 def received_losses(
     plan: ClientPlan, engine: Engine, server: Server, store: Store, clients: np.ndarray, held_out: bool = False
 ) -> np.ndarray:
-    """Losses F_i(θ^t) of the current model, float64 [clients], outside a round; NaN where one has none.
+    """Losses F_i(θ^t) of the current model, float64 [clients], outside a round; NaN where a client has none.
 
-    With several models those of the model that each client receives.
+    With several models, the loss of the model that each client receives.
     """
     if server.models is not None:
         losses, models = np.empty(len(clients)), models_of(plan, engine, server, store, clients)
@@ -61,7 +61,7 @@ def received_losses(
 
 
 def models_of(plan: ClientPlan, engine: Engine, server: Server, store: Store, clients: np.ndarray) -> np.ndarray:
-    """The model that each client receives, int64 [clients]: that of the topology, or of the lowest loss F_i(θ_r^t)."""
+    """The model that each client receives, int64 [clients]: the topology's, or the one of lowest loss F_i(θ_r^t)."""
     if not plan.method.topology.chooses:
         return plan.model_of[clients]
     losses = [received_losses(plan, engine, server.model(number), store, clients) for number in range(plan.models)]
@@ -76,14 +76,14 @@ def heard_by(plan: ClientPlan, server: Server) -> Callable[[int], Heard]:
 
     def of(number: int) -> Heard:
         draws = rng.stream(plan.seed, "heard", server.round, number)
-        others = np.asarray(topology.heard(number, plan.models, draws))
-        fit = np.isin(others, np.delete(np.arange(plan.models), number)).all()
-        if not fit or len(np.unique(others)) < len(others):
+        neighbours = np.asarray(topology.heard(number, plan.models, draws))
+        fit = np.isin(neighbours, np.delete(np.arange(plan.models), number)).all()
+        if not fit or len(np.unique(neighbours)) < len(neighbours):
             raise ConfigError(
-                f"{hook_name('topology', topology, 'heard')} returned {in_words(others)}, but it must name other "
+                f"{hook_name('topology', topology, 'heard')} returned {in_words(neighbours)}, but it must name other "
                 f"models than {number}, each once, of {plan.models} numbered from 0."
             )
-        return Heard(number, {other: theta(other) for other in others.tolist()}, shares)
+        return Heard(number, {neighbour: theta(neighbour) for neighbour in neighbours.tolist()}, shares)
 
     return of
 
@@ -96,11 +96,11 @@ def meet(
     assert server.models is not None
     method, topology, t, size = plan.method, plan.method.topology, server.round, len(server.theta)
     moved = {
-        number: replace(one.server, parts={k: v for k, v in one.server.parts.items() if k not in plan.common})
-        for number, one in trained.items()
+        number: replace(model.server, parts={k: v for k, v in model.server.parts.items() if k not in plan.common})
+        for number, model in trained.items()
     }
     downs = {t: server.broadcast(plan)}
-    common = _corrected(plan, server, Cohort(plan, engine, server, store, downs, report), trained, server_data)
+    common = _common_states(plan, server, Cohort(plan, engine, server, store, downs, report), trained, server_data)
     if topology.home == "clients":  # they train the models that they hold: nothing was received or sent
         report.traffic = Traffic()
     received, changed = server.models, server.models.after(moved)
@@ -116,39 +116,39 @@ def meet(
         t, plan.facts, np.array(sorted(moved), dtype=np.int64), plan.model_sizes, plan.receivers,
         method.mixing.is_uniform, lambda number: now.model(number).theta, losses_of(now),
         lambda number: server.model(number).theta, losses_of(server), rng.stream(plan.seed, "topology", t),
-        {number: one.uploads for number, one in trained.items()},
+        {number: model.uploads for number, model in trained.items()},
     )  # fmt: skip
     hook = hook_name("topology", topology, "between")
-    state, made = pair(topology.between(server.parts.get("topology", {}), meeting), hook, "links")
+    state, all_links = pair(topology.between(server.parts.get("topology", {}), meeting), hook, "links")
     entries = [(place, name) for place, part in method.parts.items() for name in part.mixed]
-    for turn, links in enumerate(checked(made, plan.models, size, hook)):
+    for turn, links in enumerate(checked(all_links, plan.models, size, hook)):
         message = _mix(links, None if turn else entries, received, changed, moved)
         _count(report.traffic, topology.home, links, message)
     share, mean = plan.receivers / plan.receivers.sum(), server.parts[MEAN]["mean"].clone()
-    for number, one in moved.items():
+    for number, model in moved.items():
         before = received.get(number)
-        for part, new, old in ((mean[:size], one.theta, before.theta), (mean[size:], one.buffers, before.buffers)):
+        for part, new, old in ((mean[:size], model.theta, before.theta), (mean[size:], model.buffers, before.buffers)):
             part.add_(new, alpha=share[number]).sub_(old, alpha=share[number])
     parts = common | ({"topology": state} if state else {})
     return replace(now, models=received.after(moved), parts=parts).with_mean(mean)
 
 
-def _corrected(
-    plan: ClientPlan, server: Server, work: Cohort, trained: Mapping[int, Trained], server_data: ServerData | None
+def _common_states(
+    plan: ClientPlan, server: Server, cohort: Cohort, trained: Mapping[int, Trained], server_data: ServerData | None
 ) -> State:
     """The new states of parts that have one for all models, from what the clients of a round have uploaded."""
     states, slices = dict(server.parts), Fold()
     places = [(place, part) for place, part in plan.method.hooks["correct"] if place in plan.common]
     if not places or not trained:
         return states
-    for one in trained.values():
-        slices.merge(one.common)
-    members = np.concatenate([one.arrived for one in trained.values()])
-    info, nothing = work.info(members, server_data), torch.zeros_like(server.theta)
+    for model in trained.values():
+        slices.merge(model.common)
+    members = np.concatenate([model.contributors for model in trained.values()])
+    info, nothing = cohort.info(members, server_data), torch.zeros_like(server.theta)
     uploads = slices.uploads(plan, 1.0, np.zeros(0), plan.facts.clients, plan.common)
     for place, part in places:
-        made = part.correct(states.get(place, {}), nothing, uploads.get(place, {}), info)
-        states[place], _ = halves(made, hook_name(place, part, "correct"), nothing)
+        output = part.correct(states.get(place, {}), nothing, uploads.get(place, {}), info)
+        states[place], _ = halves(output, hook_name(place, part, "correct"), nothing)
     return states
 
 
@@ -165,27 +165,29 @@ def _mix(
     def stepped(number: int, theta: Tensor) -> Tensor:
         return torch.lerp(received.get(number).theta, theta, speed[number]) if number in speed else theta
 
-    def beside(one: Server) -> list[Tensor]:
-        return [] if entries is None else [one.buffers, *(one.parts[place][name].flatten() for place, name in entries)]
+    def extra_slices(model: Server) -> list[Tensor]:
+        if entries is None:
+            return []
+        return [model.buffers, *(model.parts[place][name].flatten() for place, name in entries)]
 
     def vector(number: int) -> Tensor:
-        one = trained.get(number)
-        theta = received.get(number).theta if links.before else stepped(number, one.theta)
-        return torch.cat([theta[where], *beside(one)])
+        model = trained.get(number)
+        theta = received.get(number).theta if links.before else stepped(number, model.theta)
+        return torch.cat([theta[where], *extra_slices(model)])
 
     for number, product in mixed(links, vector):
-        one = moved[number] if number in moved else trained.get(number)
-        theta = one.theta.clone()
-        theta[where], *rest = product.split([len(theta[where]), *map(len, beside(one))])
+        model = moved[number] if number in moved else trained.get(number)
+        theta = model.theta.clone()
+        theta[where], *rest = product.split([len(theta[where]), *map(len, extra_slices(model))])
         if links.before:
             theta[where] += (stepped(number, trained.get(number).theta) - received.get(number).theta)[where]
         if entries is not None:
             buffers, *values = rest
-            parts = {place: dict(tree) for place, tree in one.parts.items()}
+            parts = {place: dict(tree) for place, tree in model.parts.items()}
             for (place, name), value in zip(entries, values, strict=True):
                 parts[place][name] = value.clone().view_as(parts[place][name])
-            one = replace(one, buffers=buffers.clone(), parts=parts)
-        moved[number] = replace(one, theta=theta)
+            model = replace(model, buffers=buffers.clone(), parts=parts)
+        moved[number] = replace(model, theta=theta)
     return vector(0)
 
 

@@ -35,27 +35,27 @@ def forward(
         twin = None
         if plan.has_twin:
             twin = next((batch.twin for batch in batches if batch.x is x and batch.twin is not None), x)
-        named = layout.named(theta, buffers)
+        tensors = layout.named(theta, buffers)
         for leaf in layout.buffers:  # a memory for each: layers that overwrite theirs leave others' graphs alone
-            named[leaf.name] = named[leaf.name].clone()
-        named = {f"model.{name}": value for name, value in named.items()}
-        return call(net, named, (x, twin)) if within is None else call(within.net, named, (within.inputs(x), None))
+            tensors[leaf.name] = tensors[leaf.name].clone()
+        tensors = {f"model.{name}": value for name, value in tensors.items()}
+        return call(net, tensors, (x, twin)) if within is None else call(within.net, tensors, (within.inputs(x), None))
 
     def run(theta: Tensor, x: Tensor) -> Output:
         if torch.is_grad_enabled() or len(x) <= PIECE:
             return once(theta, x)
         outs = [once(theta, part) for part in x.split(PIECE)]
-        whole = outs[0]._replace(logits=torch.cat([out.logits for out in outs]))
+        output = outs[0]._replace(logits=torch.cat([out.logits for out in outs]))
         for name in ("features", "twin"):
-            if getattr(whole, name) is not None:
-                whole = whole._replace(**{name: torch.cat([getattr(out, name) for out in outs])})
-        return whole
+            if getattr(output, name) is not None:
+                output = output._replace(**{name: torch.cat([getattr(out, name) for out in outs])})
+        return output
 
     return run
 
 
 def objective(
-    plan: ClientPlan, net: Net, buffers: Tensor, support: Batch, query: Batch, seen: Mapping[str, Context]
+    plan: ClientPlan, net: Net, buffers: Tensor, support: Batch, query: Batch, contexts: Mapping[str, Context]
 ) -> Callable[[Tensor], Tensor]:
     """The loss [] on the query batch of the model adapted on the support batch, as a function of θ [P].
 
@@ -65,20 +65,20 @@ def objective(
     """
 
     def value(theta: Tensor) -> Tensor:
-        def loss(out: Output, batch: Batch, known: Tensor | None = None) -> Tensor:
+        def loss(out: Output, batch: Batch, class_mask: Tensor | None = None) -> Tensor:
             out = companions(plan, net, out, batch.x, theta, buffers)
-            if known is not None and out.teacher is not None:
-                out = out._replace(teacher=out.teacher.masked_fill(~known, NEVER))
-            return objective_loss(plan, out, batch, seen)
+            if class_mask is not None and out.teacher is not None:
+                out = out._replace(teacher=out.teacher.masked_fill(~class_mask, NEVER))
+            return objective_loss(plan, out, batch, contexts)
 
-        predict, known = _adapt(plan, net, buffers, theta, support, loss, (support, query))
+        predict, class_mask = _adapt(plan, net, buffers, theta, support, loss, (support, query))
         out = predict(query.x)
         if plan.has_twin and out.twin is None:
             out = out._replace(twin=predict(query.x if query.twin is None else query.twin).logits)
-        if known is None:
+        if class_mask is None:
             return loss(out, query)
-        on = known[query.y].to(theta.dtype)
-        return loss(out, query._replace(mask=on if query.mask is None else query.mask * on), known)
+        row_mask = class_mask[query.y].to(theta.dtype)
+        return loss(out, query._replace(mask=row_mask if query.mask is None else query.mask * row_mask), class_mask)
 
     return value
 
@@ -96,12 +96,12 @@ def gradient(
     """
     with torch.enable_grad():
         at = theta.detach().requires_grad_()
-        found = value(at)
-        (slope,) = torch.autograd.grad(found, at, materialize_grads=True)
-    return slope, found.detach()
+        output = value(at)
+        (slope,) = torch.autograd.grad(output, at, materialize_grads=True)
+    return slope, output.detach()
 
 
-def deployed(
+def deployed_model(
     plan: ClientPlan, net: Net, theta: Float[Tensor, "P"], buffers: Float[Tensor, "buffers"], support: Batch
 ) -> Callable[[Tensor], Tensor]:
     """The model that a client deploys, adapted on all its samples, as a function from inputs [N, ...] to logits [N, C].
@@ -113,7 +113,7 @@ def deployed(
     return lambda x: predict(x).logits
 
 
-def fitted(
+def deployed_params(
     plan: ClientPlan, net: Net, theta: Float[Tensor, "P"], buffers: Float[Tensor, "buffers"], support: Batch
 ) -> Float[Tensor, "P"] | None:
     """The parameters of the ``deployed`` model; None if that is more than a network with other parameters."""

@@ -58,8 +58,8 @@ class Net(nn.Module):
         """The output on the second view, which leaves batch statistics unchanged."""
         if not self.model.training:
             return self.model(x)
-        kept = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-        return call(self.model, kept, (x,))
+        buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        return call(self.model, buffers, (x,))
 
 
 def companions(
@@ -86,9 +86,9 @@ def _at(
     shared: Float[Tensor, "shared"],
 ) -> Output:
     """The output at other shared parameters; buffers are copied, so that the call leaves them unchanged."""
-    whole = torch.cat([shared, theta.detach()[plan.layout.shared_size :]])
-    named = {f"model.{k}": v for k, v in plan.layout.named(whole, buffers.clone()).items()}
-    return call(net, named, (x,))
+    params = torch.cat([shared, theta.detach()[plan.layout.shared_size :]])
+    tensors = {f"model.{k}": v for k, v in plan.layout.named(params, buffers.clone()).items()}
+    return call(net, tensors, (x,))
 
 
 def loss(

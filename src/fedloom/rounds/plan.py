@@ -59,7 +59,7 @@ class ClientPlan:
         submodel: the level that this plan is for, if clients have several.
         validation: the clients' validation samples, if a part needs their losses there.
         noise_seed: seed of privacy noise; None to draw it from ``seed``, which is public and suits simulations only.
-        whole: the population, where ``data`` holds the rows of some of its clients (at a client) or of none (at a
+        all_clients: the population, where ``data`` holds the rows of some of its clients (at a client) or of none (at a
             server); None if it holds them all.
         targets: the kind of the data's targets, given the model's outputs; None if unknown.
         attack: what hostile clients do, if there are any.
@@ -86,7 +86,7 @@ class ClientPlan:
     expected_cohort: float | None = None
     submodel: Submodel | None = None
     validation: Split | None = None
-    whole: Population | None = None
+    all_clients: Population | None = None
     targets: TargetKind | None = None
     noise_seed: int | None = None
     attack: Attack | None = None
@@ -176,10 +176,11 @@ class ClientPlan:
             return (self,)
         return tuple(
             replace(
-                self, model=one.network, layout=one.layout, theta0=self.theta0[one.param_index.to(self.theta0.device)],
-                buffers0=self.buffers0[one.buffer_index.to(self.buffers0.device)], make=None, submodel=one,
+                self, model=level.network, layout=level.layout,
+                theta0=self.theta0[level.param_index.to(self.theta0.device)],
+                buffers0=self.buffers0[level.buffer_index.to(self.buffers0.device)], make=None, submodel=level,
             )
-            for one in submodels.submodels(self.method, self.model, self.layout)
+            for level in submodels.submodels(self.method, self.model, self.layout)
         )  # fmt: skip
 
     @property
@@ -204,14 +205,14 @@ class ClientPlan:
     def model_of(self) -> np.ndarray:
         """The model that each client receives, int64 [K], unless clients choose one in every round."""
         clients, topology = self.population.clients, self.method.topology
-        found = np.asarray(topology.receives(self.population.sizes))
-        fits = found.shape == (clients,) and found.dtype.kind == "i"
-        if not fits or (clients and not (found.min() >= 0 and found.max() < self.models)):
+        numbers = np.asarray(topology.receives(self.population.sizes))
+        fits = numbers.shape == (clients,) and numbers.dtype.kind == "i"
+        if not fits or (clients and not (numbers.min() >= 0 and numbers.max() < self.models)):
             raise ConfigError(
-                f"{hook_name('topology', topology, 'receives')} returned {in_words(found)}, but it must name one of "
+                f"{hook_name('topology', topology, 'receives')} returned {in_words(numbers)}, but it must name one of "
                 f"{self.models} models, from 0, for each of {clients} clients."
             )
-        return found
+        return numbers
 
     @cached_property
     def receivers(self) -> np.ndarray:
@@ -251,15 +252,15 @@ class ClientPlan:
         """Whether clients add noise to what they send, which must then not depend on whether their work diverged."""
         return any(uplink.guarantees == {"noise"} for uplink in self.method.uplink)
 
-    def received(self, client: int, theta: Float[Tensor, "P"]) -> Float[Tensor, "held"]:
+    def received_params(self, client: int, theta: Float[Tensor, "P"]) -> Float[Tensor, "held"]:
         """The entries of the server's parameters that a client receives."""
-        return self.levels[self.level[client]].own(theta)
+        return self.levels[self.level[client]].level_params(theta)
 
-    def own(self, theta: Float[Tensor, "P"]) -> Float[Tensor, "held"]:
+    def level_params(self, theta: Float[Tensor, "P"]) -> Float[Tensor, "held"]:
         """The entries of the server's parameters that clients of this plan hold."""
         return theta if self.submodel is None else theta[self.submodel.shared_index.to(theta.device)]
 
-    def own_buffers(self, buffers: Float[Tensor, "buffers"]) -> Float[Tensor, "held"]:
+    def level_buffers(self, buffers: Float[Tensor, "buffers"]) -> Float[Tensor, "held"]:
         """The entries of the server's buffers that clients of this plan hold."""
         return buffers if self.submodel is None else buffers[self.submodel.shared_buffers.to(buffers.device)]
 
@@ -291,9 +292,9 @@ class ClientPlan:
         if steps not in self._effective:
             moving = [k for k, views in enumerate(self.usual_views(steps)) if any(view.shared for view in views)]
             speeds = self.local.speeds(steps)
-            own = None if speeds is None else [speeds[k] for k in moving] or speeds[:1]
+            moving_speeds = None if speeds is None else [speeds[k] for k in moving] or speeds[:1]
             local = self.local if self.memory else replace(self.local, momentum=0.0, nesterov=False)
-            self._effective[steps] = self.speed * local.effective_steps(max(len(moving), 1), own)
+            self._effective[steps] = self.speed * local.effective_steps(max(len(moving), 1), moving_speeds)
         return self._effective[steps]
 
     @cached_property
@@ -319,7 +320,7 @@ class ClientPlan:
     def is_alike(self) -> bool:
         """Whether the steps of all clients have the same settings."""
         lengths = {name: getattr(self.local, name) for name in LENGTHS}
-        return all(replace(own, **lengths) == self.local for own in self.client_local.values())
+        return all(replace(local, **lengths) == self.local for local in self.client_local.values())
 
     @property
     def is_even(self) -> bool:
@@ -328,33 +329,33 @@ class ClientPlan:
 
     def at(self, client: int) -> ClientPlan:
         """The plan of one client's local work, in which ``local`` are its own settings."""
-        if (own := self.client_local.get(client)) is None:
+        if (settings := self.client_local.get(client)) is None:
             return self
         if client not in self._of_clients:
-            speed = own.lr / self.local.lr
-            self._of_clients[client] = replace(self, local=own, client_local={}, speed=speed)
+            speed = settings.lr / self.local.lr
+            self._of_clients[client] = replace(self, local=settings, client_local={}, speed=speed)
         return self._of_clients[client]
 
     @cached_property
     def rates(self) -> list[tuple[int, int, float]]:
         """Where factors on the rate change: (start, stop, factor) over the layout's parameters; [] if all are 1."""
-        given, found = self.local.rates, []
+        factors, ranges = self.local.rates, []
         names = [leaf.name for leaf in self.layout.parameters]
-        for start in given:
+        for start in factors:
             if not any(name.startswith(start) for name in names):
                 raise ConfigError(
                     f"local.rates names {start!r}, but no parameter has such a name; {nearest(start, names)}"
                 )
         at = 0
-        for leaf in self.layout.parameters if given else ():
-            longest = max((start for start in given if leaf.name.startswith(start)), key=len, default=None)
-            factor = 1.0 if longest is None else given[longest]
-            if found and found[-1][2] == factor:
-                found[-1] = (found[-1][0], at + leaf.size, factor)
+        for leaf in self.layout.parameters if factors else ():
+            longest = max((start for start in factors if leaf.name.startswith(start)), key=len, default=None)
+            factor = 1.0 if longest is None else factors[longest]
+            if ranges and ranges[-1][2] == factor:
+                ranges[-1] = (ranges[-1][0], at + leaf.size, factor)
             else:
-                found.append((at, at + leaf.size, factor))
+                ranges.append((at, at + leaf.size, factor))
             at += leaf.size
-        return found
+        return ranges
 
     @cached_property
     def decay_commutes(self) -> bool:
@@ -421,8 +422,8 @@ class ClientPlan:
     def label_counts(self, y: Shaped[Tensor, "n ..."], mask: Shaped[Tensor, "n"] | None = None) -> Shaped[Tensor, "C"]:
         """Number of samples of each class among labels; rows with mask zero do not count."""
         ones = torch.ones_like(y, dtype=self.layout.dtype)
-        counted = ones if mask is None else ones * mask.reshape(-1, *(1,) * (y.ndim - 1))
-        return ones.new_zeros(self.facts.classes).index_add(0, y.flatten(), counted.flatten())
+        row_counts = ones if mask is None else ones * mask.reshape(-1, *(1,) * (y.ndim - 1))
+        return ones.new_zeros(self.facts.classes).index_add(0, y.flatten(), row_counts.flatten())
 
     def label_counts_of(self, client: int) -> Shaped[Tensor, "C"]:
         """Number of a client's training samples of each class."""
@@ -431,4 +432,4 @@ class ClientPlan:
     @cached_property
     def population(self) -> Population:
         """The clients of the experiment, wherever their rows are."""
-        return self.whole or Population.of(self.data.index)
+        return self.all_clients or Population.of(self.data.index)

@@ -60,7 +60,7 @@ def federated_round(
     versions: Mapping[int, Broadcast] | None = None,
     drop_rate: float = 0.0,
     server_data: ServerData | None = None,
-    observe: Callable[[Result, Tensor], None] = lambda result, received: None,
+    observe: Callable[[Result, Tensor], None] = lambda result, invited: None,
 ) -> tuple[Server, Report]:
     """One round over the given cohort.
 
@@ -87,14 +87,14 @@ def federated_round(
             than to the clients; or if the server's model is no longer finite.
     """
     report = Report(cohort, np.zeros(len(cohort)))
-    received = cohort
+    invited = cohort
     if arrivals is not None:
-        received, report.included = arrivals.received, arrivals.included
+        invited, report.included = arrivals.received, arrivals.included
         report.late = arrivals.late if arrivals.late.any() else None
         report.versions = arrivals.versions if (arrivals.versions != server.round).any() else None
     common = plan, engine, store, versions or {}, drop_rate, server_data
     if server.models is None:
-        rounds = {0: ModelRound(*common, server, report, received)}
+        rounds = {0: ModelRound(*common, server, report, invited)}
     else:
         report.models = models_of(plan, engine, server, store, cohort)
         rounds, hears = {}, heard_by(plan, server) if plan.method.needs("heard") else None
@@ -105,40 +105,40 @@ def federated_round(
             rounds[number] = ModelRound(*common, server.model(number), report.of(rows), cohort[rows], clients, heard)
 
     if plan.method.mixing.needs.label_counts and not server.round:  # told once, by everyone
-        told = plan.population.clients * plan.facts.classes
-        report.traffic.count(told, told * plan.layout.dtype.itemsize)
+        scalars = plan.population.clients * plan.facts.classes
+        report.traffic.count(scalars, scalars * plan.layout.dtype.itemsize)
     if server.models is not None and plan.method.topology.chooses:  # all receive all models, to choose
         for number in range(plan.models):
-            others = int((report.models != number).sum())
-            report.traffic.down(server.model(number).broadcast(plan).tensors, others)
+            receivers = int((report.models != number).sum())
+            report.traffic.down(server.model(number).broadcast(plan).tensors, receivers)
 
     # client work, in calls that models of few clients share; a model is finished once its last receiver has arrived
-    groups = [(number, group) for number, one in rounds.items() for group in one.groups]
+    groups = [(number, group) for number, model_round in rounds.items() for group in model_round.groups]
     shared = [[groups[n] for n in call] for call in calls([group for _, group in groups], engine.joint)]
-    after, waiting = dict[int, Trained](), deque(rounds)
-    with closing(engine.run([Group.joined([group for _, group in call]) for call in shared])) as folds:
+    results, unfinished = dict[int, Trained](), deque(rounds)
+    with closing(engine.run([Group.of_models([group for _, group in call]) for call in shared])) as folds:
         for turn, fold in folds:
-            for (number, group), part in zip(shared[turn], fold.by_model or [fold], strict=True):
-                while (done := waiting[0]) != number:
-                    after[done] = rounds[done].finish()
-                    waiting.popleft()
-                rounds[number].take(group, part, observe)
-    after |= {number: rounds[number].finish() for number in waiting}
-    for number, one in rounds.items() if report.models is not None else ():
-        report.add(report.models == number, one.report)
-    trained = {number: one for number, one in after.items() if len(one.arrived)}
+            for (number, group), model_fold in zip(shared[turn], fold.by_model or [fold], strict=True):
+                while (earlier := unfinished[0]) != number:
+                    results[earlier] = rounds[earlier].finish()
+                    unfinished.popleft()
+                rounds[number].add(group, model_fold, observe)
+    results |= {number: rounds[number].finish() for number in unfinished}
+    for number, model_round in rounds.items() if report.models is not None else ():
+        report.add(report.models == number, model_round.report)
+    trained = {number: model for number, model in results.items() if len(model.contributors)}
     if not trained and (arrivals is None or not arrivals.in_flight):  # else others are still at work
-        _refuse_if_broken(report, np.concatenate([one.members for one in rounds.values()]))
+        _refuse_if_broken(report, np.concatenate([model_round.members for model_round in rounds.values()]))
     if server.models is None:
-        return after[0].server, report
+        return results[0].server, report
     return meet(plan, engine, server, store, trained, report, server_data), report
 
 
 class ModelRound:
     """The round of one model: its receivers train it, and the server halves act on what returns.
 
-    To make one starts the round: the broadcast is counted, losses of the received model are measured if a part needs
-    them, and the coefficients are chosen if possible. The engine then runs ``groups``, ``take`` adds the results of
+    The constructor starts the round: it counts the broadcast, measures losses of the received model if a part needs
+    them, and chooses the coefficients if possible. The engine then runs ``groups``, ``add`` takes the results of
     each block, and ``finish`` returns the model.
 
     Args:
@@ -147,11 +147,11 @@ class ModelRound:
         store: client states.
         versions: the messages with earlier versions, by version.
         drop_rate: as in ``federated_round``.
-        server_data: likewise.
+        server_data: as in ``federated_round``.
         server: the model with its server states.
         report: the record of its part of the cohort, to be filled.
-        received: the clients that are sent the model in this round.
-        clients: all clients that receive it, of several models; None: all.
+        invited: the clients that are sent the model in this round.
+        clients: of several models, all clients that receive this one; None: all clients.
         heard: the models that its receivers get beside it.
 
     Attributes:
@@ -162,19 +162,19 @@ class ModelRound:
 
     def __init__(
         self, plan: ClientPlan, engine: Engine, store: Store, versions: Mapping[int, Broadcast], drop_rate: float,
-        server_data: ServerData | None, server: Server, report: Report, received: np.ndarray,
+        server_data: ServerData | None, server: Server, report: Report, invited: np.ndarray,
         clients: np.ndarray | None = None, heard: Heard | None = None,
     ) -> None:  # fmt: skip
-        self.plan, self.server, self.report, method, cohort = plan, server, report, plan.method, report.cohort
+        self.plan, self.server, self.report, method = plan, server, report, plan.method
 
         # broadcast
-        down = replace(server.broadcast(plan), invited=tuple(received.tolist()), heard=heard)
+        down = replace(server.broadcast(plan), invited=tuple(invited.tolist()), heard=heard)
         used = {server.round} if report.versions is None else {server.round, *report.versions.tolist()}
         downs = {s: down if s == server.round else versions[s] for s in sorted(used)}
-        self.work = work = Cohort(plan, engine, server, store, downs, report, clients)
-        self.present = work.start(received, drop_rate)
-        self.members = members = cohort[self.present]
-        info = work.info(members, server_data)
+        self.cohort = cohort = Cohort(plan, engine, server, store, downs, report, clients)
+        self.present = cohort.start(invited, drop_rate)
+        self.members = members = report.cohort[self.present]
+        info = cohort.info(members, server_data)
         if report.losses is not None:
             info = replace(info, losses=report.losses[self.present])
         self.info = info
@@ -190,28 +190,30 @@ class ModelRound:
             weights = weights * factors / float(weights @ factors)
         self.weights = weights
         self.totals = [Fold() for _ in plan.levels]
-        self.groups = work.tasks(members, None if plan.keeps_uploads else weights)
+        self.groups = cohort.groups(members, None if plan.keeps_uploads else weights)
 
-    def take(self, group: Group, fold: Fold, observe: Callable[[Result, Tensor], None]) -> None:
+    def add(self, group: Group, fold: Fold, observe: Callable[[Result, Tensor], None]) -> None:
         """Add the results of one block."""
         self.totals[group.level].merge(fold)
-        self.work.take(fold, group.down.theta, observe)
+        self.cohort.record(fold, group.down.theta, observe)
 
     def finish(self) -> Trained:
         """The model and its server states once all blocks are there; unchanged if no update can be used."""
-        plan, method, server, work, report = self.plan, self.plan.method, self.server, self.work, self.report
+        plan, method, server, cohort, report = self.plan, self.plan.method, self.server, self.cohort, self.report
         states, info, weights, factors, members = self.states, self.info, self.weights, self.factors, self.members
         totals, self.totals = self.totals, []  # freed at the end of this call
-        arrived = work.arrived(members, totals)
-        idle = Trained(replace(server, parts=states, round=server.round + 1), members[:0], Tree(), Fold())
+        arrived = cohort.arrived_rows(members, totals)
+        unchanged = Trained(replace(server, parts=states, round=server.round + 1), members[:0], Tree(), Fold())
         if not len(arrived):
-            return idle
+            return unchanged
         if plan.keeps_uploads:
-            work.collude(totals[0], members[arrived])
+            cohort.collude(totals[0], members[arrived])
 
         # the coefficients of those that arrived
-        kept = [total.kept for total in totals]
-        info = info.restrict(arrived, *([u for one in kept for u in one.get(slot, ())] for slot in (UPDATE, BUFFERS)))
+        info = info.restrict(
+            arrived,
+            *([u for total in totals for u in total.single_uploads.get(slot, ())] for slot in (UPDATE, BUFFERS)),
+        )
         if weights is None:
             states["mixing"], p = _coefficients(method, states, info)
             if factors is not None:
@@ -221,60 +223,64 @@ class ModelRound:
                 p = weights[arrived] / weights[arrived].sum()
         if not np.isfinite(p).all():  # all weight was on clients that failed: no update is left
             report.states.clear()
-            return idle._replace(arrived=members[arrived])
+            return unchanged._replace(contributors=members[arrived])
         info = replace(info, p=p)
         report.p[np.flatnonzero(self.present)[arrived]] = p
-        delta, buffers, uploads = work.mix(totals, weights, arrived, info)
+        delta, buffers, uploads = cohort.mix(totals, weights, arrived, info)
 
         # receive
         for place, part in reversed(method.hooks["receive"]):
-            received = {UPDATE: Reduced(delta, Reduce.MIX)} | {
+            slices = {UPDATE: Reduced(delta, Reduce.MIX)} | {
                 f"{owner}/{name}": Reduced(uploads[owner][name], how)
-                for owner, other in method.uploading
+                for owner, sender in method.uploading
                 if owner != place
-                for name, how in other.uploads.items()
+                for name, how in sender.uploads.items()
             }
-            made = part.receive(states.get(place, {}), received, uploads.get(place, {}), info)
-            states[place], changed = _received(made, received, hook_name(place, part, "receive"), server.theta)
-            delta = changed.pop(UPDATE, delta)
-            for slot, value in changed.items():
+            output = part.receive(states.get(place, {}), slices, uploads.get(place, {}), info)
+            states[place], new_slices = _received_slices(
+                output, slices, hook_name(place, part, "receive"), server.theta
+            )
+            delta = new_slices.pop(UPDATE, delta)
+            for slot, value in new_slices.items():
                 owner, _, name = slot.rpartition("/")
                 uploads[owner][name] = value
 
         # combine
         info = replace(info, mixed=delta)
         for place, part in method.hooks["combine"]:
-            made = part.combine(states.get(place, {}), delta, uploads.get(place, {}), info)
-            states[place], delta = halves(made, hook_name(place, part, "combine"), server.theta)
+            output = part.combine(states.get(place, {}), delta, uploads.get(place, {}), info)
+            states[place], delta = halves(output, hook_name(place, part, "combine"), server.theta)
 
-        # weigh: factors beside p, which need not sum to 1
+        # weigh: by factors beside p, with which coefficients need not sum to 1
         if factors is not None:
-            total = 1 / float((p / factors[arrived]).sum())
-            delta = total * delta
-            buffers = server.buffers + total * (buffers - server.buffers)
+            scale = 1 / float((p / factors[arrived]).sum())
+            delta = scale * delta
+            buffers = server.buffers + scale * (buffers - server.buffers)
 
         # correct
         info = replace(info, combined=delta)
         for place, part in method.hooks["correct"]:
             if place in plan.common:
                 continue
-            made = part.correct(states.get(place, {}), delta, uploads.get(place, {}), info)
-            states[place], delta = halves(made, hook_name(place, part, "correct"), server.theta)
+            output = part.correct(states.get(place, {}), delta, uploads.get(place, {}), info)
+            states[place], delta = halves(output, hook_name(place, part, "correct"), server.theta)
 
         # step: what no client of the round holds stays, and so does the optimiser's memory of it
-        held = work.held(members[arrived], p)
+        mask = cohort.held_mask(members[arrived], p)
         for place, part in method.hooks["step"]:
             before = states.get(place, {})
-            made = part.step(before, delta, uploads.get(place, {}), info)
-            states[place], delta = halves(made, hook_name(place, part, "step"), server.theta)
-            if held is not None:
-                states[place] = {name: _kept(held, value, before.get(name)) for name, value in states[place].items()}
-        theta = _kept(held, server.theta - delta, server.theta)
+            output = part.step(before, delta, uploads.get(place, {}), info)
+            states[place], delta = halves(output, hook_name(place, part, "step"), server.theta)
+            if mask is not None:
+                states[place] = {
+                    name: _where_held(mask, value, before.get(name)) for name, value in states[place].items()
+                }
+        theta = _where_held(mask, server.theta - delta, server.theta)
 
         # refine
         for place, part in method.hooks["refine"]:
-            made = part.refine(states.get(place, {}), theta, buffers, info)
-            states[place], theta = halves(made, hook_name(place, part, "refine"), server.theta)
+            output = part.refine(states.get(place, {}), theta, buffers, info)
+            states[place], theta = halves(output, hook_name(place, part, "refine"), server.theta)
 
         if not tree.finite({"": theta}):
             raise ClientError(
@@ -286,27 +292,27 @@ class ModelRound:
         return Trained(after, members[arrived], uploads.get("topology", {}), totals[0].of(plan.common))
 
 
-def _received(
-    made: object, received: Mapping[str, Reduced], hook: str, theta: Tensor
+def _received_slices(
+    output: object, received: Mapping[str, Reduced], hook: str, theta: Tensor
 ) -> tuple[Tree, dict[str, Tensor]]:
     """The new state and the changed slices that an uplink's ``receive`` returned; the update is of the model's type."""
-    state, changed = pair(made, hook, "the changed slices by slot")
-    if not isinstance(changed, dict):
-        raise ConfigError(f"{hook} returned {in_words(changed)} instead of the changed slices by slot.")
-    for slot, value in changed.items():
+    state, new_slices = pair(output, hook, "the changed slices by slot")
+    if not isinstance(new_slices, dict):
+        raise ConfigError(f"{hook} returned {in_words(new_slices)} instead of the changed slices by slot.")
+    for slot, value in new_slices.items():
         if slot not in received:
             raise ConfigError(f"{hook} changed {slot!r}, which it did not receive; {nearest(str(slot), received)}")
         before = received[slot].value
         kind = value.dtype if slot != UPDATE and isinstance(value, Tensor) else theta.dtype  # slices have their own
         like(value, before.to(kind), f"{hook} of {slot!r}")
-    return state, dict(changed)
+    return state, dict(new_slices)
 
 
 def _coefficients(method: Method, states: State, info: RoundInfo) -> tuple[Tree, np.ndarray]:
     """The mixing's new state and p, float64 [|S|]: on the simplex, or NaN if no update shall count."""
-    made = method.mixing.coefficients(states.get("mixing", {}), info)
+    output = method.mixing.coefficients(states.get("mixing", {}), info)
     hook = hook_name("mixing", method.mixing, "coefficients")
-    state, p = pair(made, hook, "p")
+    state, p = pair(output, hook, "p")
     try:
         p = np.asarray(p, dtype=np.float64)
     except (TypeError, ValueError) as error:
@@ -339,11 +345,11 @@ def _factors(method: Method, info: RoundInfo) -> np.ndarray:
     return total
 
 
-def _kept(held: Bool[Tensor, "P"] | None, new: Tensor, old: Tensor | None) -> Tensor:
-    """The new values where parameters are held, and old ones elsewhere; other shapes are unchanged."""
-    if held is None or new.shape != held.shape:
+def _where_held(mask: Bool[Tensor, "P"] | None, new: Tensor, old: Tensor | None) -> Tensor:
+    """The new values where the mask holds, the old ones elsewhere; all new ones without a mask of their shape."""
+    if mask is None or new.shape != mask.shape:
         return new
-    return torch.where(held, new, torch.zeros_like(new) if old is None else old)
+    return torch.where(mask, new, torch.zeros_like(new) if old is None else old)
 
 
 def _refuse_if_broken(report: Report, members: np.ndarray) -> None:

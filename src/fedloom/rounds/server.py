@@ -15,7 +15,7 @@ from fedloom.base.tree import Float
 from fedloom.core.hook_results import like, tensors, without_shared_storage
 from fedloom.core.parts import Topology
 from fedloom.core.slots import hook_name
-from fedloom.rounds.exchange import Broadcast, State, with_private
+from fedloom.rounds.exchange import Broadcast, State, add_private
 from fedloom.rounds.plan import ClientPlan
 
 
@@ -51,8 +51,9 @@ class Models:
         state = self.changed.get(number) or self.stored.get(number)
         if state is None:
             return self.first(number)
-        own = state[MODEL]
-        return Server(own["theta"], own["buffers"], {place: one for place, one in state.items() if place != MODEL})
+        model = state[MODEL]
+        parts = {place: tree for place, tree in state.items() if place != MODEL}
+        return Server(model["theta"], model["buffers"], parts)
 
     def is_first(self, number: int) -> bool:
         """Whether no round has changed a model."""
@@ -61,8 +62,8 @@ class Models:
     def after(self, servers: Mapping[int, Server]) -> Models:
         """The models with those that a round has changed."""
         states: dict[int, State] = {
-            number: {MODEL: {"theta": one.theta, "buffers": one.buffers}, **one.parts}
-            for number, one in servers.items()
+            number: {MODEL: {"theta": server.theta, "buffers": server.buffers}, **server.parts}
+            for number, server in servers.items()
         }
         return replace(self, changed={**self.changed, **states})
 
@@ -93,13 +94,13 @@ class Server:
 
         @cache
         def first(number: int) -> Server:
-            own = shared if alike else like(topology.first(shared, number, leaves), shared, "topology: first").clone()
+            start = shared if alike else like(topology.first(shared, number, leaves), shared, "topology: first").clone()
             states = {
-                place: tensors(part.init_server(own, plan.facts), f"{place}.init_server")
+                place: tensors(part.init_server(start, plan.facts), f"{place}.init_server")
                 for place, part in plan.method.hooks["init_server"]
             }
-            kept = buffers[: plan.layout.shared_buffers].clone()
-            return cls(own, kept, without_shared_storage(states, own))
+            shared_buffers = buffers[: plan.layout.shared_buffers].clone()
+            return cls(start, shared_buffers, without_shared_storage(states, start))
 
         if plan.models == 1:
             return first(0)
@@ -120,21 +121,21 @@ class Server:
         """One of several models, with its server states, as if it were the only one; None: the server itself."""
         if self.models is None or number is None:
             return self
-        own, common = self.models.get(number), {place: one for place, one in self.parts.items() if place != MEAN}
-        return replace(own, parts=own.parts | common, round=self.round)
+        model, common = self.models.get(number), {place: state for place, state in self.parts.items() if place != MEAN}
+        return replace(model, parts=model.parts | common, round=self.round)
 
     def distance(self, shares: np.ndarray) -> float:
         """The consensus distance Σ_r s_r ‖θ_r - θ̄‖² / Σ_r s_r of the models from their mean, with shares s [R]."""
         assert self.models is not None
-        total, mean, known = 0.0, self.parts[MEAN]["mean"][: len(self.theta)], dict[int, float]()
+        total, mean, distances = 0.0, self.parts[MEAN]["mean"][: len(self.theta)], dict[int, float]()
         for number, share in enumerate(shares.tolist()):
             theta = self.models.get(number).theta
-            own = known.get(id(theta))  # models that no round has changed are one
-            if own is None:
-                own = float((theta.double() - mean).square().sum())
+            square = distances.get(id(theta))  # models that no round has changed are one
+            if square is None:
+                square = float((theta.double() - mean).square().sum())
                 if self.models.is_first(number):
-                    known[id(theta)] = own
-            total += share * own
+                    distances[id(theta)] = square
+            total += share * square
         return total / float(shares.sum())
 
     def broadcast(self, plan: ClientPlan) -> Broadcast:
@@ -142,12 +143,12 @@ class Server:
         slices: State = {}
         for place, part in plan.method.parts.items():
             if part.downloads:
-                mine = self.parts.get(place, {})
-                slices[place] = {name: mine[name] for name in part.downloads if name in mine}
+                state = self.parts.get(place, {})
+                slices[place] = {name: state[name] for name in part.downloads if name in state}
         theta = self.theta
         for place, part in plan.method.hooks["broadcast"] if self.models is None else ():
-            made = part.broadcast(self.parts.get(place, {}), theta.clone())  # which it may write over
-            theta = like(made, theta, hook_name(place, part, "broadcast"))
+            output = part.broadcast(self.parts.get(place, {}), theta.clone())  # which it may write over
+            theta = like(output, theta, hook_name(place, part, "broadcast"))
         return Broadcast(self.round, plan.local.rate(self.round), theta, self.buffers, slices)
 
 
@@ -155,5 +156,5 @@ def first_state(plan: ClientPlan, theta: Float[Tensor, "P"]) -> State:
     """The parts' states at a client that participates for the first time; θ is the model that it received."""
     hooks = plan.method.hooks["init_client"]
     state = {place: tensors(part.init_client(theta), f"{place}.init_client") for place, part in hooks}
-    with_private(state, {}, "init_client")
+    add_private(state, {}, "init_client")
     return state

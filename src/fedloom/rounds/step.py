@@ -37,12 +37,12 @@ class TrainState:
     steps: dict[int, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, plan: ClientPlan, theta: Tensor, seen: Mapping[str, Context]) -> TrainState:
+    def of(cls, plan: ClientPlan, theta: Tensor, contexts: Mapping[str, Context]) -> TrainState:
         """The state at the start of a round, with a fresh optimiser, or with the momentum that a part has kept."""
         memory = theta.new_zeros(plan.memory * len(theta)) if plan.memory else None
         for place in plan.method.keep_momentum:
             assert memory is not None
-            memory[: plan.layout.shared_size] = seen[place].local["momentum"]
+            memory[: plan.layout.shared_size] = contexts[place].local["momentum"]
         return cls(theta, plan.layout.shared_size, memory)
 
 
@@ -51,21 +51,21 @@ def descend(
     trained: TrainState,
     grad: Float[Tensor, "trained"],
     lr: float,
-    seen: Mapping[str, Context],
+    contexts: Mapping[str, Context],
     view: View = FULL_VIEW,
 ) -> None:
     """One step along the gradient of the loss, which may be overwritten."""
-    _descend(plan, trained, grad[: trained.shared], grad[trained.shared :], lr, seen, view)
+    _descend(plan, trained, grad[: trained.shared], grad[trained.shared :], lr, contexts, view)
 
 
 def paired_gradients(
     plan: ClientPlan, trained: TrainState, pair: SharedPrivate, grad: Float[Tensor, "P"], lr: float,
-    seen: Mapping[str, Context], view: View, scratch: Float[Tensor, "P"], layers: LayerViews,
+    contexts: Mapping[str, Context], view: View, scratch: Float[Tensor, "P"], layers: LayerViews,
 ) -> None:  # fmt: skip
     """One step of w and v along the gradient at W = (1 - λ)w + λv; ``scratch`` may be overwritten."""
     personal = plan.method.personal
-    received, decay = seen["personal"].received, (0.0, 0.0)
-    reg = personal.regulariser_grad(view, pair._replace(grad=grad), seen["personal"])
+    received, decay = contexts["personal"].received, (0.0, 0.0)
+    reg = personal.regulariser_grad(view, pair._replace(grad=grad), contexts["personal"])
     joint = bool(view.shared and view.private)
     if joint and plan.decay_commutes:  # a multiple of the model itself is free as weight decay
         decay = reg.w[0], reg.v[0]
@@ -77,14 +77,14 @@ def paired_gradients(
     if view.shared:
         rest = [1 - at for at in view.at] if isinstance(view.at, list) else 1 - view.at
         shared = pulled(times(grad, rest, grad, layers), reg.w, (pair.w, pair.v, received))
-    _descend(plan, trained, shared, private, lr, seen, view, decay)
+    _descend(plan, trained, shared, private, lr, contexts, view, decay)
     if reg.extra is not None:
         pair.extra.copy_((pair.extra - lr * view.private * reg.extra).clamp(0, 1))
 
 
 def _descend(
     plan: ClientPlan, trained: TrainState, shared: Tensor, private: Tensor, lr: float,
-    seen: Mapping[str, Context], view: View, decay: tuple[float, float] = (0.0, 0.0),
+    contexts: Mapping[str, Context], view: View, decay: tuple[float, float] = (0.0, 0.0),
 ) -> None:  # fmt: skip
     """``descend`` with separate gradients for shared and private parameters; ``decay`` is added to their weight decay.
 
@@ -93,7 +93,7 @@ def _descend(
     w = trained.theta[: trained.shared]
     if view.shared:
         for place, part in plan.method.hooks["grad"]:
-            shared = like(part.grad(shared, w, seen[place]), w, f"{type(part).__name__}.grad")
+            shared = like(part.grad(shared, w, contexts[place]), w, f"{type(part).__name__}.grad")
     pieces: list[Piece] = [
         *((where, shared[where], speed, decay[0]) for where, speed in _speeds(plan, trained, view)),
         (slice(trained.shared, trained.shared + len(private)), private, view.private, decay[1]),
@@ -106,10 +106,10 @@ def _descend(
     for where, grad, speed, more in pieces:
         _move(plan.local, trained, grad if factor is None else grad * factor, lr * speed, where, usual + more)
     speeds = [*_speeds(plan, trained, view)] if view.shared and plan.method.hooks["prox"] else []
-    held = [(where, w[where].clone()) for where, speed in speeds if not speed]
+    fixed_values = [(where, w[where].clone()) for where, speed in speeds if not speed]
     for place, part in plan.method.hooks["prox"] if speeds else ():
-        part.prox(w, lr * max(speed for _, speed in speeds), seen[place])
-    for where, values in held:
+        part.prox(w, lr * max(speed for _, speed in speeds), contexts[place])
+    for where, values in fixed_values:
         w[where] = values
 
 

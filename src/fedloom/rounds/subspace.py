@@ -61,8 +61,8 @@ class Subspace:
         layer = layer_in_basis(plan, net, support)
         if layer is None:
             return None
-        for mine, whole in zip(layer.net.modules(), net.modules(), strict=True):
-            mine.training = whole.training
+        for reduced, original in zip(layer.net.modules(), net.modules(), strict=True):
+            reduced.training = original.training
         return layer.at(theta, support)
 
     def inputs(self, x: Tensor) -> Tensor:
@@ -129,8 +129,8 @@ def layer_in_basis(
         return None
     if GAIN**2 * len(support) > min(steps, GAIN) * support[0].numel():
         return None
-    found = input_layer(plan, net, support.shape[1:])
-    return found if found is not None and found.leaf.size >= SMALLEST else None
+    layer = input_layer(plan, net, support.shape[1:])
+    return layer if layer is not None and layer.leaf.size >= SMALLEST else None
 
 
 _input_layers: WeakKeyDictionary[Net, dict[tuple[int, ...], InputLayer | None]] = WeakKeyDictionary()
@@ -142,32 +142,32 @@ def input_layer(plan: ClientPlan, net: Net, shape: tuple[int, ...]) -> InputLaye
     None if there is none, or if the method needs more of the network than its output. It is found by trial: samples
     arrive at the layer unchanged, and the network that reads (x Wᵀ, x Q) instead gives the same output.
     """
-    known = _input_layers.setdefault(net, {})
-    if shape not in known:
-        known[shape] = _tried(plan, net, shape)
-    return known[shape]
+    layers = _input_layers.setdefault(net, {})
+    if shape not in layers:
+        layers[shape] = _find_input_layer(plan, net, shape)
+    return layers[shape]
 
 
-def _tried(plan: ClientPlan, net: Net, shape: tuple[int, ...]) -> InputLayer | None:
+def _find_input_layer(plan: ClientPlan, net: Net, shape: tuple[int, ...]) -> InputLayer | None:
     if plan.has_twin or net.needs_model or not net.predicts or net.operand_dtype is not None:
         return None
-    name, layer = next((each for each in net.named_modules() if [*each[1].parameters(recurse=False)]), ("", net))
+    name, layer = next((item for item in net.named_modules() if [*item[1].parameters(recurse=False)]), ("", net))
     names = [f"model.{leaf.name}" for leaf in plan.layout.parameters]
     if type(layer) is not nn.Linear or f"{name}.weight" not in names or layer.in_features != prod(shape):
         return None
     same = {id(value): value for value in (*net.parameters(), *net.buffers())}  # tensors are shared, not copied
-    modes = [(each, each.training) for each in net.modules()]
+    modes = [(module, module.training) for module in net.modules()]
     try:
         reduced = copy.deepcopy(net, same).eval()
         reduced.set_submodule(name, LinearInBasis(layer))
-        found = InputLayer(reduced, plan.layout, names.index(f"{name}.weight"))
+        candidate = InputLayer(reduced, plan.layout, names.index(f"{name}.weight"))
         reads = _reads_samples(net.train(), layer, plan, shape)
-        return found if reads and _same_outputs(plan, net.eval(), found, shape) else None
+        return candidate if reads and _same_outputs(plan, net.eval(), candidate, shape) else None
     except Exception:  # a network may read samples elsewhere, insist on their shape, or keep what cannot be copied
         return None
     finally:
-        for each, mode in modes:
-            each.training = mode
+        for module, mode in modes:
+            module.training = mode
 
 
 class _ReachedError(Exception):
@@ -182,10 +182,10 @@ def _samples(plan: ClientPlan, shape: tuple[int, ...]) -> Tensor:
 @torch.no_grad()
 def _reads_samples(net: Net, layer: nn.Module, plan: ClientPlan, shape: tuple[int, ...]) -> bool:
     """Whether the layer's input is the flattened samples, also in training, where dropout may come before it."""
-    x, seen = _samples(plan, shape), []
+    x, layer_inputs = _samples(plan, shape), []
 
     def stop(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        seen.append(inputs[0])
+        layer_inputs.append(inputs[0])
         raise _ReachedError
 
     hook = layer.register_forward_pre_hook(stop)
@@ -193,25 +193,27 @@ def _reads_samples(net: Net, layer: nn.Module, plan: ClientPlan, shape: tuple[in
         with torch.random.fork_rng(devices=[]):
             net(x)
     except _ReachedError:
-        return seen[0].shape == x.flatten(1).shape and torch.equal(seen[0], x.flatten(1))
+        return layer_inputs[0].shape == x.flatten(1).shape and torch.equal(layer_inputs[0], x.flatten(1))
     finally:
         hook.remove()
     return False
 
 
 @torch.no_grad()
-def _same_outputs(plan: ClientPlan, net: Net, found: InputLayer, shape: tuple[int, ...]) -> bool:
+def _same_outputs(plan: ClientPlan, net: Net, candidate: InputLayer, shape: tuple[int, ...]) -> bool:
     """Whether the network in a basis gives the output of the whole one."""
     theta = torch.arange(plan.layout.size, dtype=plan.layout.dtype, device=plan.device).sin() / 5
     x = _samples(plan, shape)
-    small = found.at(theta, x[:2])
+    small = candidate.at(theta, x[:2])
 
     def outputs(net: Net, layout: Layout, theta: Tensor, x: Tensor) -> list[Tensor]:
-        named = layout.named(theta, plan.buffers0.to(plan.device, copy=True))
-        out: Output = call(net, {f"model.{name}": value for name, value in named.items()}, (x, None))
+        tensors = layout.named(theta, plan.buffers0.to(plan.device, copy=True))
+        out: Output = call(net, {f"model.{name}": value for name, value in tensors.items()}, (x, None))
         return [out.logits, *out.early, *([] if out.features is None else [out.features])]
 
     pairs = zip(
-        outputs(net, plan.layout, theta, x), outputs(found.net, small.layout, small.theta, small.inputs(x)), strict=True
+        outputs(net, plan.layout, theta, x),
+        outputs(candidate.net, small.layout, small.theta, small.inputs(x)),
+        strict=True,
     )
-    return all(one.shape == other.shape and torch.allclose(one, other, 1e-3, 1e-3) for one, other in pairs)
+    return all(a.shape == b.shape and torch.allclose(a, b, 1e-3, 1e-3) for a, b in pairs)

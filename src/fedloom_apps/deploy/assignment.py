@@ -162,7 +162,7 @@ def prepare(assignment: Assignment, data: NodeData, most: float = float("inf")) 
             "as there.",
         )
     population = Population(clients, np.zeros(0, np.int64), assignment.mean_size or float(len(data.train)))
-    plan = replace(plan, whole=population, cohort=assignment.cohort, expected_cohort=assignment.expected_cohort)
+    plan = replace(plan, all_clients=population, cohort=assignment.cohort, expected_cohort=assignment.expected_cohort)
     return Workspace(assignment, experiment, plan, federation, client)
 
 

@@ -223,7 +223,7 @@ class Node:
                 Code.UNCOVERED,
                 "an order asks for losses of training or validation samples, which no noise covers.",
             )
-        received = workspace.plan.received(workspace.client, down.theta) if EVALUATE in order.do else down.theta
+        received = workspace.plan.received_params(workspace.client, down.theta) if EVALUATE in order.do else down.theta
         first, client_plan = first_state(plan, received), workspace.plan.levels[workspace.plan.level[workspace.client]]
         versions.confirm(order.base, order.oldest, prune=WORK in order.do)
         state = None if order.base is None else versions.state(order.base, partial(client_forms, client_plan, first))
@@ -356,7 +356,7 @@ def _check_broadcast(workspace: Workspace, plan: ClientPlan, down: Broadcast) ->
 def _forms_after_round(workspace: Workspace) -> Forms:
     """The forms of a broadcast after a round of one client with two samples of zeros, whatever data the node has."""
     plan = prepare_without_data(replace(workspace.assignment, client=0, clients=1)).plan
-    plan = replace(plan, whole=None, local=replace(plan.local, steps=1), noise_seed=0)
+    plan = replace(plan, all_clients=None, local=replace(plan.local, steps=1), noise_seed=0)
     start = Server.initial(plan, plan.theta0, plan.buffers0)
     after, _ = federated_round(plan, engines.make("serial")(plan, Live), start, {}, np.array([0]))
     return forms(after.broadcast(plan).parts)

@@ -390,7 +390,7 @@ class ExpertEnsemble:
                     net.eval()
 
                     def predict_task(sx: Tensor, sy: Tensor, x: Tensor) -> Tensor:
-                        return adapting.deployed(plan, net, w, plan.buffers0, Batch(sx, sy))(x)
+                        return adapting.deployed_model(plan, net, w, plan.buffers0, Batch(sx, sy))(x)
 
                     data = (support.x, support.y, x)
                     return self._map(predict_task, *data, always=True) if many else predict_task(*data)
