@@ -57,7 +57,7 @@ def outcome(data: str, name: str, seed: int) -> dict[str, Any]:
         for records in sorted((RUNS / data).glob(f"*-{seed}/metrics.jsonl"))
         if records.parent != folder
     ]
-    found = search(build(SEARCH.resolve(words)), folder, resume=folder.exists(), known=known)
+    found = search(build(SEARCH.resolve(words)), folder, resume=folder.exists(), other_searches=known)
     by_role = {row["role"]: row for row in found["ranking"]}
     chosen, plain = by_role[found["chosen"]], by_role[REFERENCE]
     return {

@@ -36,7 +36,7 @@ from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import run
 from fedloom.models import Copies
 from fedloom_apps.synthesis.judge import AUTO, ClassifierTraining, classifier, fit
-from fedloom_apps.synthesis.synthetic_set import shared
+from fedloom_apps.synthesis.synthetic_set import with_shared_set
 
 USES = ("warm start", "shared", "both")
 ALPHA = 0.01
@@ -69,7 +69,7 @@ def train(parts: Federation, given: Arrays | None, use: str, times: int, rounds:
     if given is not None and use in ("warm start", "both"):
         model = Copies(fit(AUTO, given, WARM, seed).model)
     if given is not None and use in ("shared", "both"):
-        parts = shared(parts, given, times)
+        parts = with_shared_set(parts, given, times)
     done = run(
         Experiment(
             methods.fedavg(),

@@ -159,7 +159,7 @@ def work(name: str, scale: Scale, parts: Federation, seed: int, place: Path, cac
 
 def reference(judge: SyntheticEvaluator, spc: int) -> dict[str, Any]:
     """The evaluation of as many real training images."""
-    arrays, draws = judge.trained_on, stream(0, "reference")
+    arrays, draws = judge.training_samples, stream(0, "reference")
     y = arrays.y.cpu().numpy()
     rows = [draws.permutation((y == label).nonzero()[0])[:spc] for label in range(arrays.classes)]
     found = judge.evaluate(arrays.take(torch.cat([torch.from_numpy(part) for part in rows])))

@@ -19,7 +19,7 @@ from fedloom.parts.objectives import CrossEntropy, Distillation, WeightedCrossEn
 from fedloom_apps.audit.attacks import Backdoor, LabelFlip, SignFlip
 from fedloom_apps.customise.head import linear_head
 from fedloom_apps.synthesis.judge import SyntheticEvaluator
-from fedloom_apps.synthesis.synthetic_set import shared
+from fedloom_apps.synthesis.synthetic_set import with_shared_set
 
 pytestmark = pytest.mark.filterwarnings("ignore:partition 'alid'")
 
@@ -70,6 +70,6 @@ def test_what_does_not_go_by_class_numbers_runs(federation: Federation) -> None:
 
 def test_no_synthetic_set_is_shared_or_judged(federation: Federation) -> None:
     with pytest.raises(DataError, match="number the classes differently"):
-        shared(federation, federation.train.arrays.take(torch.arange(5)))
+        with_shared_set(federation, federation.train.arrays.take(torch.arange(5)))
     with pytest.raises(ConfigError, match="number the classes differently"):
         SyntheticEvaluator(federation)

@@ -14,7 +14,7 @@ from fedloom.base.errors import ConfigError, DataError
 from fedloom.metrics import distribution
 from fedloom.metrics.distribution import alike, fid, kid, nearest, spread, within
 from fedloom.models import models
-from fedloom_apps.synthesis.generation import Features, diversity, manifold, membership, recognised
+from fedloom_apps.synthesis.generation import Features, diversity, manifold, membership, recognition
 
 
 @pytest.fixture(params=[3, 7, 2048], ids=["pieces of 3", "pieces of 7", "one piece"])
@@ -243,7 +243,7 @@ def test_features_are_named_taken_in_batches_and_leave_the_network_as_it_was() -
 def test_recognised_by_hand() -> None:
     net = nn.Sequential(nn.Flatten(), nn.Dropout(0.9))
     x = torch.tensor([[2.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, 3.0, 0.0]])
-    found = recognised(net, x, torch.tensor([0, 1, 0]))
+    found = recognition(net, x, torch.tensor([0, 1, 0]))
     assert found.share == pytest.approx(2 / 3)
     assert found.per_class[:2] == (0.5, 1.0)
     assert np.isnan(found.per_class[2])
@@ -262,8 +262,8 @@ def test_a_trained_classifier_recognises_real_digits_and_not_noise() -> None:
         optimiser.zero_grad()
         nn.functional.cross_entropy(net(x[rows]), y[rows]).backward()
         optimiser.step()
-    assert recognised(net, x[1500:], y[1500:]).share > 0.85
-    assert recognised(net, torch.rand(300, 1, 8, 8), torch.arange(300) % 10).share < 0.3
+    assert recognition(net, x[1500:], y[1500:]).share > 0.85
+    assert recognition(net, torch.rand(300, 1, 8, 8), torch.arange(300) % 10).share < 0.3
     features = Features("mlp on digits", net)
     real, good, bad = features(x[:900:2]), features(x[1:900:2]), features(torch.rand(450, 1, 8, 8))
     assert fid(real, good) < 0.1 * fid(real, bad)
@@ -329,7 +329,7 @@ def test_sets_in_one_range_are_accepted_though_they_do_not_fill_it() -> None:
         (lambda: membership(UNIT, UNIT[:1], UNIT), ConfigError, "at least two held-out"),
         (lambda: membership(UNIT, UNIT + 5, UNIT), DataError, "the held-out images hold values from 5"),
         (lambda: diversity(UNIT, torch.zeros(3), UNIT, torch.zeros(20), 1), DataError, "20 samples but 3 labels"),
-        (lambda: recognised(nn.Flatten(), UNIT, torch.zeros(3)), DataError, "20 samples and 3 labels"),
+        (lambda: recognition(nn.Flatten(), UNIT, torch.zeros(3)), DataError, "20 samples and 3 labels"),
     ],
 )
 def test_impossible_measures_end_in_one_sentence(call, error: type, sentence: str) -> None:

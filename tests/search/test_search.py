@@ -29,9 +29,9 @@ from fedloom.experiment.checkpoint import Checkpoint
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.methods import methods
 from fedloom_apps.search import results
-from fedloom_apps.search.command import SEARCH, build, remarks, validating
-from fedloom_apps.search.space import Range, SearchSettings, Space, effective, searched, without
-from fedloom_apps.search.task import Comparisons, Outcome, SearchExperiment, SearchTask, _Ended, in_best, search
+from fedloom_apps.search.command import SEARCH, build, remarks, validation_federation
+from fedloom_apps.search.space import Range, SearchSettings, Space, effective_candidate, search_ranges, without_part
+from fedloom_apps.search.task import Comparisons, Outcome, SearchExperiment, SearchTask, _EndRun, in_best, search
 
 MISSING = -1.0
 WORDS = (
@@ -143,7 +143,7 @@ def test_a_search_without_room_for_its_database_is_not_finished(
 def test_what_another_search_ran_is_taken_over_and_changes_nothing(finished: Path, tmp_path: Path) -> None:
     known, told, alone = RunDirectory(finished).metrics(), tmp_path / "told", tmp_path / "alone"
     other = made("search.sampler=random", "search.budget=26")
-    search(other, told, known=[[], known])
+    search(other, told, other_searches=[[], known])
     search(other, alone)
     assert history(told) == history(alone)
     taken, ran = (RunDirectory(folder).metrics() for folder in (told, alone))
@@ -159,7 +159,7 @@ def test_another_search_is_not_continued(finished: Path) -> None:
 
 def test_candidates_never_see_test_samples() -> None:
     federation = federate("digits", "dirichlet", clients=5, validation=0.25)
-    inside = validating(federation)
+    inside = validation_federation(federation)
     for client in range(5):
         mine = set(inside.train.index[client]) | set(inside.held_out.index[client])
         assert not mine & set(federation.held_out.index[client])
@@ -207,10 +207,10 @@ def test_proposals_are_compositions_or_refused_in_a_sentence() -> None:
 
 def test_ranges_hold_their_centre_and_stay_possible() -> None:
     for name in methods.names():
-        for span in searched(methods[name].parameters).values():
+        for span in search_ranges(methods[name].parameters).values():
             low, high = span.limits
             assert low < high
-            assert span.value(span.drawn(span.centre)) == pytest.approx(span.centre, rel=1e-3)
+            assert span.value(span.inverse(span.centre)) == pytest.approx(span.centre, rel=1e-3)
             if span.centre < 1:
                 assert 0 <= span.value(low) <= 1
                 assert 0 <= span.value(high) <= 1
@@ -220,7 +220,7 @@ def test_without_every_part_a_candidate_is_fedavg() -> None:
     one = made()
     candidate = {"method": "feddyn", "method.mixing": "uniform", "method.drift.alpha": 0.1, "local.lr": 0.1}
     for slot in ("drift", "mixing"):
-        candidate = without(candidate, slot)
+        candidate = without_part(candidate, slot)
     found, plain = (one.make(c, 0, True).method for c in (candidate, {"method": "fedavg"}))
     assert replace(found, name="", citation="") == replace(plain, name="", citation="")
 
@@ -339,7 +339,7 @@ def test_a_goal_that_is_not_a_number_at_a_milestone_ends_the_candidate() -> None
     def compare(values: Sequence[float | None]) -> Outcome:
         found = Outcome("x")
         compared = Comparisons(found, "global/auroc", [2, 3], lambda round, score: True)
-        with suppress(_Ended):
+        with suppress(_EndRun):
             for round, value in enumerate(values, start=1):
                 goal = {} if value == MISSING else {"global/auroc": value}
                 compared.on_round({"round": round, "comm/bytes": 1, "seconds": 1.0, "global/loss": 1.0, **goal})
@@ -380,7 +380,7 @@ def test_where_uploads_are_summed_mixing_is_no_part_to_leave_out(monkeypatch: py
     candidate = {"method": "dp_fedavg", "method.drift": "dynamic", "method.drift.alpha": 0.1, "local.lr": 0.1}
     task.history = [{**tried("complete", 0.5, 0.1), "candidate": candidate, "label": "dp_fedavg+dynamic"}]
     monkeypatch.setattr(results, "winner", lambda *_: "finalist 1")
-    compared = dict(task._compared())
+    compared = dict(task._final_comparison())
     assert [role for role in compared if role.startswith("without")] == ["without drift"]
     assert one.make(compared["without drift"], 0, True).method.mixing.is_uniform
 
@@ -413,7 +413,7 @@ def test_no_setting_of_a_replaced_part_is_left(finished: Path) -> None:
     said += [record["reason"] for record in history(finished)]
     assert not any("no effect" in reason for reason in said)
     kept = {"method": "feddyn", "method.alpha": 0.3, "method.mixing": "uniform"}
-    assert effective(methods, kept) == kept
+    assert effective_candidate(methods, kept) == kept
 
 
 @pytest.mark.parametrize(

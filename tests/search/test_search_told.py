@@ -72,7 +72,7 @@ def test_the_winner_whose_parts_are_left_out_is_no_equal_of_the_reference() -> N
     task = SearchTask(SearchExperiment(nothing, dict, Space(methods, (), (), {}), SearchSettings(seeds=3), 2, 0))
     tried = history("fedavg", "feddyn")
     task.history = [one | {"score": 0.5} if one["stage"] == "compare" else one for one in tried]
-    assert [role for role, _ in task._compared()] == ["finalist 1", "fedavg"]
+    assert [role for role, _ in task._final_comparison()] == ["finalist 1", "fedavg"]
 
 
 def test_ctrl_c_counts_runs(

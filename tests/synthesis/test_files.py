@@ -19,7 +19,7 @@ from fedloom.base.errors import DataError
 from fedloom.core.federation import Arrays
 from fedloom.data import federate, partitions, sources
 from fedloom.data.sources.generated import Generated, parquet, png, read_generated, save_npz
-from fedloom_apps.synthesis.synthetic_set import shared
+from fedloom_apps.synthesis.synthetic_set import with_shared_set
 
 PROVENANCE = {"method": "fedevg", "data": {"name": "digits"}, "seed": 3}
 
@@ -129,7 +129,7 @@ def test_real_data_that_are_not_there_or_differ_are_said(tmp_path: Path, monkeyp
 def test_a_shared_set_is_held_once_and_seen_by_all_who_train() -> None:
     federation = federate("digits", "pathological", clients=5, unseen=0.2, seed=0)
     few = federation.test.take(torch.arange(20))
-    more = shared(federation, few, times=2)
+    more = with_shared_set(federation, few, times=2)
     pool, before = more.train.arrays, len(federation.train.arrays)
     assert len(pool) == before + 20
     for client in range(4):
@@ -145,7 +145,7 @@ def test_a_shared_set_is_held_once_and_seen_by_all_who_train() -> None:
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_sets_of_another_shape_are_not_shared() -> None:
     with pytest.raises(DataError, match="samples of shape"):
-        shared(classes(), made().arrays)
+        with_shared_set(classes(), made().arrays)
     federation = federate("digits", partitions.make("alid", samples=60, test_samples=15), 5, held_out="common")
     with pytest.raises(DataError, match="number the classes differently"):
-        shared(federation, federation.test.take(torch.arange(5)))
+        with_shared_set(federation, federation.test.take(torch.arange(5)))

@@ -44,7 +44,7 @@ def some(arrays: Arrays, each: int = 20) -> Arrays:
 
 @pytest.fixture(scope="module")
 def copies(judge: SyntheticEvaluator) -> EvalResult:
-    return judge.evaluate(some(judge.trained_on))
+    return judge.evaluate(some(judge.training_samples))
 
 
 def test_real_training_images_teach_are_recognised_and_are_found_to_be_copies(copies: EvalResult) -> None:
@@ -85,7 +85,7 @@ def test_noise_teaches_nothing(judge: SyntheticEvaluator, copies: EvalResult) ->
 
 @pytest.mark.exhaustive
 def test_one_image_a_class_is_no_diversity(judge: SyntheticEvaluator, copies: EvalResult) -> None:
-    once = some(judge.trained_on, each=1)
+    once = some(judge.training_samples, each=1)
     same = once.take(torch.arange(10).repeat_interleave(20))
     found = judge.evaluate(same, thorough=False).numbers
     assert found["synthetic/diversity"] == pytest.approx(0, abs=1e-6)
@@ -96,7 +96,7 @@ def test_one_image_a_class_is_no_diversity(judge: SyntheticEvaluator, copies: Ev
 
 @pytest.mark.exhaustive
 def test_wrong_labels_are_not_recognised(judge: SyntheticEvaluator) -> None:
-    right = some(judge.trained_on)
+    right = some(judge.training_samples)
     wrong = replace(right, y=(right.y + 1) % 10)
     found = judge.evaluate(wrong, thorough=False).numbers
     assert found["synthetic/recognised"] < 0.05
@@ -104,7 +104,7 @@ def test_wrong_labels_are_not_recognised(judge: SyntheticEvaluator) -> None:
 
 
 def test_images_in_another_range_are_refused(judge: SyntheticEvaluator) -> None:
-    few = some(judge.trained_on, each=2)
+    few = some(judge.training_samples, each=2)
     with pytest.raises(DataError, match="the same range"):
         judge.evaluate(replace(few, x=2 * few.x - 1))
 
@@ -114,7 +114,7 @@ def test_clients_own_test_samples_stand_in_for_a_test_set(federation: Federation
     without = replace(federation, test=replace(test, x=test.x[:0], y=test.y[:0]))
     judge = SyntheticEvaluator(without, EvalConfig(max_steps=30))
     assert len(judge.test) == federation.held_out.index.sizes.sum()
-    found = judge.evaluate(some(judge.trained_on, each=5), thorough=False).numbers
+    found = judge.evaluate(some(judge.training_samples, each=5), thorough=False).numbers
     assert "synthetic/accuracy" not in found
     assert "synthetic/clients/accuracy/mean" in found
 
@@ -173,7 +173,7 @@ def test_the_real_classifier_sees_only_samples_that_clients_train_on(
     other = federate("digits", "iid", clients=5, seed=3, validation=0.1, held_out=0.2, unseen=0.2)
     few = EvalConfig(classifier="mlp", max_steps=2)
     for federation in (dealt, other, dealt):
-        _ = SyntheticEvaluator(federation, few, cache=tmp_path).known
+        _ = SyntheticEvaluator(federation, few, cache=tmp_path).real_classifier
     split = dealt.train.first(dealt.seen)
     assert dealt.seen == 4
     assert [len(arrays) for arrays in fitted] == [len(split.index.rows), len(other.train.first(4).index.rows)]

@@ -32,7 +32,7 @@ SEARCH = replace(
     RUN,
     kind="search",
     sections={**RUN.sections, "search": SETTINGS},
-    default_sweep=lambda named: (),
+    default_sweep=lambda keys: (),
     extendable="",
 )
 
@@ -53,18 +53,18 @@ def build(config: Config, shared: Shared | None = None) -> SearchExperiment:
                 f"a search compares candidates after equal rounds and ends the others by search.eta; leave out "
                 f"evaluation.{key}."
             )
-    taken = {slot: value for slot, value in config["method"].items() if slot in SLOTS}
+    fixed_parts = {slot: value for slot, value in config["method"].items() if slot in SLOTS}
 
     def complete(candidate: Candidate, **changes: Any) -> dict[str, Any]:
         settings = {key: value for key, value in config.values.items() if key in RUN.sections}
         words = {tuple(key.split(".")): value for key, value in candidate.items() if key != "method"}
-        return RUN.complete({**settings, "method": {"name": candidate["method"], **taken}, **changes}, words)
+        return RUN.complete({**settings, "method": {"name": candidate["method"], **fixed_parts}, **changes}, words)
 
     def make(candidate: Candidate, seed: int, validate: bool) -> Experiment:
         first = next(iter(settings.milestones(config["rounds"])), config["rounds"])
         scope = settings.goal.partition("/")[0]
-        what = ["clients" if scope in ("seen", "unseen") else scope]
-        evaluation = {"what": what, "every": first, "target": None, "patience": 0}
+        scopes = ["clients" if scope in ("seen", "unseen") else scope]
+        evaluation = {"what": scopes, "every": first, "target": None, "patience": 0}
         changes = {"seed": seed, "evaluation": {**config["evaluation"], **evaluation}}
         if not validate:
             return build_run(Config(complete(candidate, **changes)), shared)
@@ -72,12 +72,12 @@ def build(config: Config, shared: Shared | None = None) -> SearchExperiment:
         task = build_run(Config(values), shared)
         if task.method.test_loss is None and "loss" in settings.goal.split("/"):
             raise ConfigError(f"the loss of {task.method.name!r} cannot be computed outside training.")
-        _measured(settings.goal, task.federation)
+        _check_goal(settings.goal, task.federation)
         data = dealt(values)
-        return replace(task, federation=shared("validating", data, lambda _: validating(task.federation)))
+        return replace(task, federation=shared("validating", data, lambda _: validation_federation(task.federation)))
 
-    names, misfits = _fitting(make, settings, config["seed"])
-    slots = tuple(slot for slot in settings.slots if slot not in taken)
+    names, misfits = _fitting_methods(make, settings, config["seed"])
+    slots = tuple(slot for slot in settings.slots if slot not in fixed_parts)
     return SearchExperiment(
         make=make,
         recipe=complete,
@@ -90,7 +90,7 @@ def build(config: Config, shared: Shared | None = None) -> SearchExperiment:
     )
 
 
-def _measured(goal: str, federation: Federation) -> None:
+def _check_goal(goal: str, federation: Federation) -> None:
     """Raise ``ConfigError`` if the finalists could not be compared by this goal, for lack of test samples."""
     scope = goal.partition("/")[0]
     if scope == "global" and not len(federation.test):
@@ -105,7 +105,7 @@ def _measured(goal: str, federation: Federation) -> None:
         )
 
 
-def _fitting(make: Maker, settings: SearchSettings, seed: int) -> tuple[tuple[str, ...], dict[str, str]]:
+def _fitting_methods(make: Maker, settings: SearchSettings, seed: int) -> tuple[tuple[str, ...], dict[str, str]]:
     """The named methods to start from, and those that cannot run under these conditions, with the reasons."""
     names, misfits = [REFERENCE], dict[str, str]()
     FederatedTask(make({"method": REFERENCE}, seed, True))  # what is wrong here is wrong for all
@@ -130,33 +130,33 @@ def _range(config: Config, key: str) -> Range:
     return Range(value)
 
 
-def validating(federation: Federation) -> Federation:
+def validation_federation(federation: Federation) -> Federation:
     """The federation with its validation samples in place of all test samples, which are then unused."""
     split = federation.validation
     if not len(split.index.rows):
         raise DataError("a search compares candidates on validation samples, but these clients have none.")
-    nothing = Split(split.arrays, Index.of([[] for _ in range(len(federation))]), split.relabel)
-    return replace(federation, validation=nothing, held_out=split, test=split.pooled(len(federation)).client(0))
+    empty_split = Split(split.arrays, Index.of([[] for _ in range(len(federation))]), split.relabel)
+    return replace(federation, validation=empty_split, held_out=split, test=split.pooled(len(federation)).client(0))
 
 
 def table(rows: Rows) -> Table:
     """The ranking on held-out seeds, and what each part of the winner contributes."""
-    result = numeric_table("composition", ("settings", "mean", "s.e.", "gain over FedAvg", "95 % interval"))
+    ranking = numeric_table("composition", ("settings", "mean", "s.e.", "gain over FedAvg", "95 % interval"))
     for label, summary in rows:
         for row in summary.get("ranking", ()):
             gain = row["gain"] or {}
-            result.add_row(
+            ranking.add_row(
                 Text(f"{label}: {row['label']}" if len(rows) > 1 else row["label"]),
                 Text(row["settings"]),
                 *(ABSENT if row[key] is None else f"{row[key]:.4f}" for key in ("mean", "se")),
                 ABSENT if gain.get("mean") is None else f"{gain['mean']:+.4f}",
                 ABSENT if gain.get("low") is None else f"{gain['low']:+.4f} … {gain['high']:+.4f}",
             )
-    return result
+    return ranking
 
 
 class BudgetProgress(Callback):
-    """Shows every run with its score, and the part of the budget that is spent."""
+    """Shows every run with its score, and the used part of the budget."""
 
     def __init__(self, progress: NullProgress) -> None:
         self.on_finish, self.progress = progress.on_finish, progress
@@ -166,21 +166,22 @@ class BudgetProgress(Callback):
 
     def on_round(self, record: Mapping[str, Any]) -> None:
         self.progress.label = ", ".join(dict.fromkeys((record["role"], record["label"])))
-        shown = {} if record["score"] is None else {"score": record["score"]}
-        self.progress.on_round({"round": record["percent"], "seconds": record["seconds"], **shown})
+        score = {} if record["score"] is None else {"score": record["score"]}
+        self.progress.on_round({"round": record["percent"], "seconds": record["seconds"], **score})
 
 
 def remarks(rows: Rows) -> list[str]:
     """The verdict, and what each part of the winner contributes."""
     lines = []
     for label, summary in rows:
-        which = f"{label}: " if len(rows) > 1 else ""
-        lines += [f"{which}{summary['verdict']}"] if summary.get("verdict") else []
+        prefix = f"{label}: " if len(rows) > 1 else ""
+        lines += [f"{prefix}{summary['verdict']}"] if summary.get("verdict") else []
         for part in summary.get("parts", ()):
             if part["mean"] is not None and part["se"] is not None:
-                lines.append(f"{which}its {part['without']} contributes {part['mean']:+.4f} ± {part['se']:.4f} (s.e.).")
+                gain = f"{part['mean']:+.4f} ± {part['se']:.4f} (s.e.)"
+                lines.append(f"{prefix}its {part['without']} contributes {gain}.")
         if summary.get("misfits"):
-            lines.append(f"{which}not tried, since they do not fit: {', '.join(summary['misfits'])}.")
+            lines.append(f"{prefix}not tried, since they do not fit: {', '.join(summary['misfits'])}.")
     return lines
 
 

@@ -18,26 +18,26 @@ from fedloom.metrics.curves import paired
 from fedloom_apps.search.space import Candidate, SearchSettings
 
 
-def ranked(tried: Sequence[Record], maximise: bool) -> list[Record]:
+def rank_candidates(records: Sequence[Record], maximise: bool) -> list[Record]:
     """Complete candidates, the best first, each once."""
-    complete = [record for record in tried if record["state"] == "complete" and record["score"] is not None]
-    records: list[Record] = []
+    complete = [record for record in records if record["state"] == "complete" and record["score"] is not None]
+    ranking: list[Record] = []
     for record in sorted(complete, key=lambda record: record["score"], reverse=maximise):
-        if all(record["candidate"] != other["candidate"] for other in records):
-            records.append(record)
-    return records
+        if all(record["candidate"] != other["candidate"] for other in ranking):
+            ranking.append(record)
+    return ranking
 
 
-def best_of_method(tried: Sequence[Record], name: str, maximise: bool) -> Candidate | None:
+def best_of_method(records: Sequence[Record], name: str, maximise: bool) -> Candidate | None:
     """The best complete candidate that is a named method without a replaced part."""
-    named = [record for record in ranked(tried, maximise) if record["label"] == name]
-    return named[0]["candidate"] if named else None
+    matches = [record for record in rank_candidates(records, maximise) if record["label"] == name]
+    return matches[0]["candidate"] if matches else None
 
 
-def finalists(tried: Sequence[Record], count: int, maximise: bool, reference: str) -> list[Candidate]:
+def finalists(records: Sequence[Record], count: int, maximise: bool, reference: str) -> list[Candidate]:
     """The best candidates, of different composition; the reference is not among them."""
     candidates: dict[str, Candidate] = {}
-    for record in ranked(tried, maximise):
+    for record in rank_candidates(records, maximise):
         if record["label"] != reference:
             candidates.setdefault(record["label"], record["candidate"])
     return list(candidates.values())[:count]
@@ -55,23 +55,23 @@ def scores(history: Sequence[Record]) -> dict[str, dict[int, float]]:
 
 def winner(history: Sequence[Record], roles: Sequence[str], seeds: int, maximise: bool) -> str | None:
     """The role with the best mean on held-out seeds, the first of equal ones; None while runs are missing."""
-    means_of = scores(history)
-    if not roles or any(len(means_of.get(role, ())) < seeds for role in roles):
+    scores_by_role = scores(history)
+    if not roles or any(len(scores_by_role.get(role, ())) < seeds for role in roles):
         return None
     worst = -math.inf if maximise else math.inf
-    means = {role: float(np.mean(list(means_of[role].values()))) for role in roles}
+    means = {role: float(np.mean(list(scores_by_role[role].values()))) for role in roles}
     return (max if maximise else min)(means, key=lambda role: worst if math.isnan(means[role]) else means[role])
 
 
 def gain(
-    ours: Mapping[int, float], others: Mapping[int, float], maximise: bool, comparisons: int = 1
+    values: Mapping[int, float], baseline: Mapping[int, float], maximise: bool, comparisons: int = 1
 ) -> dict[str, float]:
-    """The gain over others with the same seeds, as by ``paired``: positive is better, whatever the goal.
+    """The gain of ``values`` over a baseline with the same seeds, as by ``paired``: positive is better, for any goal.
 
     >>> round(gain({1: 2.0, 2: 1.0}, {1: 2.5, 2: 2.5}, maximise=False)["mean"], 3)
     1.0
     """
-    return paired(ours, others, comparisons) if maximise else paired(others, ours, comparisons)
+    return paired(values, baseline, comparisons) if maximise else paired(baseline, values, comparisons)
 
 
 PENDING = "The search stopped before its final comparison, so nothing is decided; continue it with resume=."
@@ -79,22 +79,24 @@ PENDING = "The search stopped before its final comparison, so nothing is decided
 
 def summary(history: Sequence[Record], settings: SearchSettings, maximise: bool, reference: str) -> dict[str, Any]:
     """Ranking, contributions and verdict, as plain data."""
-    means, about = scores(history), {r["role"]: r for r in history if r["stage"] == "compare"}
+    means, records_by_role = scores(history), {r["role"]: r for r in history if r["stage"] == "compare"}
     ranking = []
-    others = [role for role in means if role.startswith("finalist")]
-    for role in [*([reference] if reference in means else []), *others]:  # the first of equal ones is ahead
+    finalist_roles = [role for role in means if role.startswith("finalist")]
+    for role in [*([reference] if reference in means else []), *finalist_roles]:  # the first of equal ones is ahead
         x = np.array(list(means[role].values()))
-        over = None if role == reference else gain(means[role], means.get(reference, {}), maximise, len(others))
+        advantage = None
+        if role != reference:
+            advantage = gain(means[role], means.get(reference, {}), maximise, len(finalist_roles))
         ranking.append(
             {
                 "role": role,
-                "label": about[role]["label"],
-                "settings": settings_of(about[role]["candidate"]),
+                "label": records_by_role[role]["label"],
+                "settings": settings_of(records_by_role[role]["candidate"]),
                 "mean": float(x.mean()),
                 "se": float(x.std(ddof=1) / math.sqrt(len(x))) if len(x) > 1 else math.nan,
                 "seeds": len(x),
-                "bytes": about[role]["bytes"],
-                "gain": over,
+                "bytes": records_by_role[role]["bytes"],
+                "gain": advantage,
             }
         )
     ranking.sort(key=lambda row: (math.isnan(row["mean"]), -row["mean"] if maximise else row["mean"]))
@@ -104,13 +106,14 @@ def summary(history: Sequence[Record], settings: SearchSettings, maximise: bool,
         for role in means
         if role.startswith("without ") and best is not None
     ]
-    tried = ranked([record for record in history if record["stage"] == "search"], maximise)
+    candidates = rank_candidates([record for record in history if record["stage"] == "search"], maximise)
     return {
         "goal": settings.goal,
-        "chosen": "finalist 1" if others and tried[0]["label"] != reference else reference,  # on validation samples
+        # on validation samples
+        "chosen": "finalist 1" if finalist_roles and candidates[0]["label"] != reference else reference,
         "ranking": jsonable(ranking),
         "parts": jsonable(parts),
-        "verdict": verdict(ranking, reference, bool(others)) if ranking or not tried else PENDING,
+        "verdict": verdict(ranking, reference, bool(finalist_roles)) if ranking or not candidates else PENDING,
     }
 
 
@@ -119,17 +122,17 @@ def verdict(ranking: Sequence[Mapping[str, Any]], reference: str, finalists: boo
     if not ranking:
         return "No candidate was run to its end; set a larger search.budget."
     if not finalists:
-        more = "set a larger search.budget, or search.rungs=0."
-        return f"Nothing but {reference} was run to its end, so nothing is decided; {more}"
+        advice = "set a larger search.budget, or search.rungs=0."
+        return f"Nothing but {reference} was run to its end, so nothing is decided; {advice}"
     best = ranking[0]
     if best["role"] == reference:
         return f"No finalist is better than {reference} on the held-out seeds: take {reference}."
-    over = best["gain"]
-    if over is None or math.isnan(over["low"]):
+    advantage = best["gain"]
+    if advantage is None or math.isnan(advantage["low"]):
         return f"{best['label']} is best, but without a comparison with {reference}."
-    text = f"a gain of {over['mean']:+.4f}, 95 % interval {over['low']:+.4f} to {over['high']:+.4f}"
-    text += f" over {over['seeds']} held-out seeds."
-    if over["low"] > 0:
+    text = f"a gain of {advantage['mean']:+.4f}, 95 % interval {advantage['low']:+.4f} to {advantage['high']:+.4f}"
+    text += f" over {advantage['seeds']} held-out seeds."
+    if advantage["low"] > 0:
         return f"{best['label']} is better than {reference}: {text}"
     return f"{reference} may be as good as {best['label']}: {text}"
 
@@ -154,23 +157,23 @@ def write(
     """Write ``candidates.csv``, ``ranking.csv``, ``winner.yaml`` and ``figures/pareto.svg``."""
     import pandas as pd  # slow to import, like the other libraries of this file that are needed at the end
 
-    tried = [record for record in history if record["stage"] == "search"]
+    candidates = [record for record in history if record["stage"] == "search"]
     columns = ("role", "label", "state", "score", "rounds", "bytes", "minutes", "reason")
-    rows = [{**{key: r[key] for key in columns}, "settings": settings_of(r["candidate"])} for r in tried]
+    rows = [{**{key: r[key] for key in columns}, "settings": settings_of(r["candidate"])} for r in candidates]
     write_whole(folder / "candidates.csv", pd.DataFrame(rows).to_csv(index=False).encode())
     results = summary(history, settings, maximise, reference)
     gains = [row.pop("gain") or {} for row in results["ranking"]]
-    flat = [
-        {**row, **{f"gain {k}": v for k, v in over.items()}}
-        for row, over in zip(results["ranking"], gains, strict=True)
+    table_rows = [
+        {**row, **{f"gain {k}": v for k, v in advantage.items()}}
+        for row, advantage in zip(results["ranking"], gains, strict=True)
     ]
-    write_whole(folder / "ranking.csv", pd.DataFrame(flat).to_csv(index=False).encode())
-    if flat:
-        candidate = next(r["candidate"] for r in history if r["role"] == flat[0]["role"])
+    write_whole(folder / "ranking.csv", pd.DataFrame(table_rows).to_csv(index=False).encode())
+    if table_rows:
+        candidate = next(r["candidate"] for r in history if r["role"] == table_rows[0]["role"])
         write_whole(folder / "winner.yaml", yaml.dump(recipe(candidate)).encode())
     (folder / "figures").mkdir(exist_ok=True)
     with whole_file(folder / "figures" / "pareto.svg") as file:
-        picture(tried, settings.goal, maximise).savefig(file, format="svg")
+        picture(candidates, settings.goal, maximise).savefig(file, format="svg")
 
 
 def front(points: Sequence[tuple[float, float]], maximise: bool) -> list[int]:
@@ -180,19 +183,19 @@ def front(points: Sequence[tuple[float, float]], maximise: bool) -> list[int]:
     [0, 2]
     """
     result, best = [], -math.inf
-    for at in sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1] if maximise else points[i][1])):
-        score = points[at][1] if maximise else -points[at][1]
-        if score > best:
-            result, best = [*result, at], score
+    gains = [score if maximise else -score for _, score in points]
+    for i in sorted(range(len(points)), key=lambda i: (points[i][0], -gains[i])):
+        if gains[i] > best:
+            result, best = [*result, i], gains[i]
     return result
 
 
-def picture(tried: Sequence[Record], goal: str, maximise: bool) -> Any:
+def picture(records: Sequence[Record], goal: str, maximise: bool) -> Any:
     """Plot score against bytes of all complete candidates; the Pareto-optimal ones are joined and named."""
     from matplotlib.figure import Figure
 
-    done = ranked(tried, maximise)
-    points = [(max(record["bytes"], 1) / 1e6, record["score"]) for record in done]
+    candidates = rank_candidates(records, maximise)
+    points = [(max(record["bytes"], 1) / 1e6, record["score"]) for record in candidates]
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     if points:
@@ -200,7 +203,7 @@ def picture(tried: Sequence[Record], goal: str, maximise: bool) -> Any:
         axes.scatter(*zip(*points, strict=True), s=18, color="0.6")
         axes.step(*zip(*(points[i] for i in best), strict=True), where="post", color="C0")
         for i in best:
-            axes.annotate(done[i]["label"], points[i], textcoords="offset points", xytext=(4, 4), fontsize=8)
+            axes.annotate(candidates[i]["label"], points[i], textcoords="offset points", xytext=(4, 4), fontsize=8)
         axes.set_xscale("log")
     axes.set(xlabel="communicated, MB", ylabel=f"{goal} on validation samples")
     axes.spines[["top", "right"]].set_visible(False)

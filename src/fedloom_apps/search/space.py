@@ -19,7 +19,7 @@ from fedloom.core.slots import SLOTS, label
 if TYPE_CHECKING:
     from optuna import Trial
 
-SEARCHED = ("objective", "drift", "personal", "adaptation", "mixing", "server")
+SEARCH_SLOTS = ("objective", "drift", "personal", "adaptation", "mixing", "server")
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class SearchSettings:
     equal: Literal["rounds", "bytes"] = "rounds"
     sampler: Literal["tpe", "random"] = "tpe"
     methods: tuple[str, ...] = ()
-    slots: tuple[str, ...] = SEARCHED
+    slots: tuple[str, ...] = SEARCH_SLOTS
     also: tuple[str, ...] = ("local.lr",)
     rungs: NonNegativeInt = 2
     eta: Annotated[int, ranges.Range(2)] = 3
@@ -63,7 +63,7 @@ class SearchSettings:
     def __post_init__(self) -> None:
         within(self, "search.")
         for slot in self.slots:
-            one_of("search.slots has", slot, SEARCHED)
+            one_of("search.slots has", slot, SEARCH_SLOTS)
 
     def milestones(self, rounds: int) -> list[int]:
         """The rounds after which a candidate is compared with the others, ascending, without the last one.
@@ -79,15 +79,15 @@ Candidate = dict[str, Any]
 """Overrides of the configuration of ``fedloom run`` by dotted key: ``method``, ``method.alpha``, ``local.lr``, …."""
 
 
-OWN = "own"  # the choice of a slot: nothing is replaced
+NO_REPLACEMENT = "own"  # the choice of a slot: nothing is replaced
 
 
 @dataclass(frozen=True)
 class Range:
     """The range of a positive number x around a central value c, logarithmic.
 
-    From c/10 to 10c; of a number below 1, like a probability or a decay, not beyond 1; and of one from 1/2 to 1, like a
-    momentum, 1 - x is searched from (1 - c)/10 to 10(1 - c).
+    It reaches from c/10 to 10c, but not beyond 1 if c is below 1, like a probability or a decay. If c lies between 1/2
+    and 1, like a momentum, 1 - x is searched instead, from (1 - c)/10 to 10(1 - c).
 
     >>> Range(0.03).limits, Range(0.99).value(0.1)
     ((0.003, 0.3), 0.9)
@@ -96,28 +96,28 @@ class Range:
     centre: float
 
     @property
-    def turned(self) -> bool:
+    def is_complement(self) -> bool:
         """Whether 1 - x is searched instead of x."""
         return 0.5 <= self.centre < 1
 
     @property
     def limits(self) -> tuple[float, float]:
         """The smallest and largest x, or 1 - x."""
-        c = 1 - self.centre if self.turned else self.centre
+        c = 1 - self.centre if self.is_complement else self.centre
         high = min(10 * c, 1.0) if self.centre < 1 else 10 * c
         return round(c / 10, 12), round(high, 12)
 
-    def value(self, drawn: float) -> float:
-        """x, with four significant digits, for a drawn number."""
-        return float(f"{1 - drawn if self.turned else drawn:.4g}")
+    def value(self, number: float) -> float:
+        """x, with four significant digits, for a number drawn from ``limits``."""
+        return float(f"{1 - number if self.is_complement else number:.4g}")
 
-    def drawn(self, value: float) -> float:
+    def inverse(self, value: float) -> float:
         """The number to draw for x, the inverse of ``value``, within the range."""
         low, high = self.limits
-        return min(max(1 - value if self.turned else value, low), high)
+        return min(max(1 - value if self.is_complement else value, low), high)
 
 
-def searched(parameters: Mapping[str, Parameter]) -> dict[str, Range]:
+def search_ranges(parameters: Mapping[str, Parameter]) -> dict[str, Range]:
     """The settings that are searched: real numbers with a positive default.
 
     Whole numbers, switches and choices keep their defaults: they tend to change what a round costs, or what is run.
@@ -144,34 +144,35 @@ class Space:
 
     def start(self, name: str, also: Mapping[str, float]) -> dict[str, Any]:
         """The parameters of the Optuna trial that proposes a named method with its own settings."""
-        spans = searched(self.registry[name].parameters)
-        own = {f"{name}.{key}": span.drawn(span.centre) for key, span in spans.items()}
-        return {"method": name, "slot": OWN, **own, **{key: self.also[key].drawn(x) for key, x in also.items()}}
+        spans = search_ranges(self.registry[name].parameters)
+        settings = {f"{name}.{key}": span.inverse(span.centre) for key, span in spans.items()}
+        further = {key: self.also[key].inverse(x) for key, x in also.items()}
+        return {"method": name, "slot": NO_REPLACEMENT, **settings, **further}
 
     def suggest(self, trial: Trial) -> Candidate:
         """A candidate that an Optuna trial proposes: a named method, at most one other part, and all settings."""
         name = trial.suggest_categorical("method", self.names)
         suggestion: Candidate = {"method": name}
-        slot = trial.suggest_categorical("slot", (OWN, *self.slots))
+        slot = trial.suggest_categorical("slot", (NO_REPLACEMENT, *self.slots))
         method = self.registry.make(name)
-        for key, span in searched(self.registry[name].parameters).items():
+        for key, span in search_ranges(self.registry[name].parameters).items():
             suggestion[f"method.{key}"] = self._draw(trial, f"{name}.{key}", span)
-        if slot != OWN:
+        if slot != NO_REPLACEMENT:
             parts = self.parts(slot)
             part = trial.suggest_categorical(f"{slot} part", tuple(parts))
             suggestion |= replacement(method, slot, parts[part])
             prefix = f"method.{slot}.{part}." if slot == "objective" else f"method.{slot}."
-            for key, span in searched(SLOTS[slot][part].parameters).items():
+            for key, span in search_ranges(SLOTS[slot][part].parameters).items():
                 suggestion[prefix + key] = self._draw(trial, f"{slot}.{part}.{key}", span)
         for key, span in self.also.items():
             suggestion[key] = self._draw(trial, key, span)
-        return effective(self.registry, suggestion)
+        return effective_candidate(self.registry, suggestion)
 
     def parts(self, slot: str) -> dict[str, Part]:
         """The parts that named methods have in a slot, by name, including the identity."""
         defaults = [getattr(self.registry.make(name), slot) for name in self.names]
-        each = [part for parts in defaults for part in (parts if isinstance(parts, tuple) else (parts,))]
-        return {label(part): part for part in each}
+        all_parts = [part for parts in defaults for part in (parts if isinstance(parts, tuple) else (parts,))]
+        return {label(part): part for part in all_parts}
 
     @staticmethod
     def _draw(trial: Trial, name: str, span: Range) -> float:
@@ -186,26 +187,26 @@ def replacement(method: Method, slot: str, part: Part) -> Candidate:
     name = label(part)
     if slot != "objective":
         return {f"method.{slot}": name}
-    kept = [label(term) for term in method.objective if not (overrides(part, "loss") and overrides(term, "loss"))]
-    return {"method.objective": [*(term for term in kept if term != name), name]}
+    terms = [label(term) for term in method.objective if not (overrides(part, "loss") and overrides(term, "loss"))]
+    return {"method.objective": [*(term for term in terms if term != name), name]}
 
 
-def effective(registry: Registry[Method], candidate: Candidate) -> Candidate:
+def effective_candidate(registry: Registry[Method], candidate: Candidate) -> Candidate:
     """The candidate without settings of its named method that concern only parts that it replaces.
 
     >>> from fedloom.methods import methods
-    >>> effective(methods, {"method": "feddyn", "method.alpha": 0.03, "method.drift": "scaffold"})
+    >>> effective_candidate(methods, {"method": "feddyn", "method.alpha": 0.03, "method.drift": "scaffold"})
     {'method': 'feddyn', 'method.drift': 'scaffold'}
     """
-    name, lost = candidate["method"], set()
-    usual = registry.make(name).parts
+    name, superfluous = candidate["method"], set()
+    default_parts = registry.make(name).parts
     for key in registry[name].parameters:
         if (key_of_method := f"method.{key}") in candidate:
             parts = registry.make(name, **{key: candidate[key_of_method]}).parts
-            changed = [place for place, part in parts.items() if part != usual.get(place)]
-            if changed and all(_replaces(candidate, place.partition(".")[0], parts[place]) for place in changed):
-                lost.add(key_of_method)
-    return {key: value for key, value in candidate.items() if key not in lost}
+            places = [place for place, part in parts.items() if part != default_parts.get(place)]
+            if places and all(_replaces(candidate, place.partition(".")[0], parts[place]) for place in places):
+                superfluous.add(key_of_method)
+    return {key: value for key, value in candidate.items() if key not in superfluous}
 
 
 def _replaces(candidate: Candidate, slot: str, part: Part) -> bool:
@@ -213,14 +214,14 @@ def _replaces(candidate: Candidate, slot: str, part: Part) -> bool:
     key, name = f"method.{slot}", label(part)
     if key not in candidate:
         return False
-    own = f"{key}.{name}." if slot == "objective" else f"{key}."
-    kept = name in candidate[key] if slot == "objective" else name == candidate[key]
-    return not kept or any(other.startswith(own) for other in candidate)
+    prefix = f"{key}.{name}." if slot == "objective" else f"{key}."
+    is_same = name in candidate[key] if slot == "objective" else name == candidate[key]
+    return not is_same or any(other.startswith(prefix) for other in candidate)
 
 
-def without(candidate: Candidate, slot: str) -> Candidate:
+def without_part(candidate: Candidate, slot: str) -> Candidate:
     """The candidate with a slot as FedAvg has it."""
     key = f"method.{slot}"
-    kept = {name: value for name, value in candidate.items() if name != key and not name.startswith(f"{key}.")}
-    plain = {"objective": ["cross_entropy"], "mixing": "by_samples"}
-    return {**kept, key: plain.get(slot, "none")}
+    rest = {name: value for name, value in candidate.items() if name != key and not name.startswith(f"{key}.")}
+    fedavg_parts = {"objective": ["cross_entropy"], "mixing": "by_samples"}
+    return {**rest, key: fedavg_parts.get(slot, "none")}

@@ -28,16 +28,16 @@ from fedloom.experiment.trackers import Tracker
 from fedloom.experiment.trainer import Record, Trainer, TrainerTask
 from fedloom.metrics import direction
 from fedloom_apps.search import results
-from fedloom_apps.search.space import SEARCHED, Candidate, SearchSettings, Space, effective, without
+from fedloom_apps.search.space import SEARCH_SLOTS, Candidate, SearchSettings, Space, effective_candidate, without_part
 
 if TYPE_CHECKING:
     import optuna
 
-GoesOn = Callable[[int, float], bool]
+MayContinue = Callable[[int, float], bool]
 """Whether a candidate with this score after this round may continue."""
 
 
-class _Ended(Exception):
+class _EndRun(Exception):
     """Raised to end a run early on purpose."""
 
 
@@ -58,33 +58,40 @@ class Comparisons(Callback):
     """Compares a run with the others at given rounds, and measures what it costs."""
 
     def __init__(
-        self, outcome: Outcome, goal: str, milestones: Sequence[int], goes_on: GoesOn | None, limit: float = math.inf
+        self,
+        outcome: Outcome,
+        goal: str,
+        milestones: Sequence[int],
+        may_continue: MayContinue | None,
+        limit: float = math.inf,
     ) -> None:
-        self.outcome, self.goal, self.milestones, self.goes_on, self.limit = outcome, goal, milestones, goes_on, limit
+        self.outcome, self.goal, self.milestones = outcome, goal, milestones
+        self.may_continue, self.limit = may_continue, limit
 
     def on_round(self, record: Mapping[str, Any]) -> None:
         outcome = self.outcome
         outcome.rounds, outcome.bytes = record["round"], record["comm/bytes"]
         outcome.minutes += record["seconds"] / 60
-        here = outcome.rounds in self.milestones
-        if self.goal in record or (here and outcome.scores):
-            self._compare(record.get(self.goal), here)
+        is_milestone = outcome.rounds in self.milestones
+        if self.goal in record or (is_milestone and outcome.scores):
+            self._compare(record.get(self.goal), is_milestone)
         else:
-            measured = [key for key in record if "/" in key and key.split("/")[0] not in ("comm", "train")]
-            outcome.reason = f"measured are: {', '.join(measured)}." if measured else outcome.reason
+            metrics = [key for key in record if "/" in key and key.split("/")[0] not in ("comm", "train")]
+            outcome.reason = f"measured are: {', '.join(metrics)}." if metrics else outcome.reason
         if outcome.bytes * (outcome.rounds + 1) / outcome.rounds > self.limit:
-            raise _Ended
+            raise _EndRun
 
-    def _compare(self, score: float | None, here: bool) -> None:
-        """Note the goal, None for NaN, and ``here``, at a milestone, end the run unless it is to continue."""
+    def _compare(self, score: float | None, is_milestone: bool) -> None:
+        """Note the goal, None for NaN; at a milestone, end the run unless it may continue."""
         outcome = self.outcome
         outcome.scores[outcome.rounds] = math.nan if score is None else score
-        if here and score is None:
+        if is_milestone and score is None:
             outcome.state, outcome.reason = "failed", f"{self.goal} is not a number after round {outcome.rounds}."
-            raise _Ended
-        if here and self.goes_on is not None and not self.goes_on(outcome.rounds, outcome.scores[outcome.rounds]):
+            raise _EndRun
+        score = outcome.scores[outcome.rounds]
+        if is_milestone and self.may_continue is not None and not self.may_continue(outcome.rounds, score):
             outcome.state = "stopped"
-            raise _Ended
+            raise _EndRun
 
 
 def attempt(
@@ -92,7 +99,7 @@ def attempt(
     label: str,
     goal: str,
     milestones: Sequence[int],
-    goes_on: GoesOn,
+    may_continue: MayContinue,
     limit: float,
 ) -> Outcome:
     """Run a candidate in memory; impossible settings and divergence are outcomes, not errors."""
@@ -100,8 +107,8 @@ def attempt(
     try:
         experiment = make()
         outcome.label = experiment.method.name
-        federated.run(experiment, callbacks=[Comparisons(outcome, goal, milestones, goes_on, limit)])
-    except _Ended:
+        federated.run(experiment, callbacks=[Comparisons(outcome, goal, milestones, may_continue, limit)])
+    except _EndRun:
         pass
     except (ConfigError, DataError) as error:
         outcome.state, outcome.reason = "refused", str(error)
@@ -110,15 +117,15 @@ def attempt(
     return outcome
 
 
-def in_best(score: float, others: Sequence[float], eta: int, maximise: bool) -> bool:
-    """Whether a score is among the best 1/η of all that were measured so far at the same round, itself included.
+def in_best(score: float, rivals: Sequence[float], eta: int, maximise: bool) -> bool:
+    """Whether a score is among the best 1/η of all scores so far at the same round, itself included.
 
     The rule of asynchronous successive halving (Li et al., MLSys 2020, algorithm 2); NaN is worst.
     """
     if math.isnan(score):
         return False
-    better = sum(other > score if maximise else other < score for other in others if not math.isnan(other))
-    return better < max((len(others) + 1) // eta, 1)
+    better = sum(other > score if maximise else other < score for other in rivals if not math.isnan(other))
+    return better < max((len(rivals) + 1) // eta, 1)
 
 
 REFERENCE = "fedavg"
@@ -131,8 +138,8 @@ RUNS = "runs"
 
 
 Maker = Callable[[Candidate, int, bool], Experiment]
-"""Makes the experiment of a candidate for a seed; if the last is true, it is tested on validation samples, which it
-does not train on."""
+"""Makes the experiment of a candidate for a seed; if the last argument is true, the experiment is tested on validation
+samples, on which it does not train."""
 
 
 @dataclass(frozen=True)
@@ -157,23 +164,23 @@ def search(
     checkpoint_every: int = 1,
     keep: int = 2,
     callbacks: Sequence[Callback] = (),
-    known: Sequence[Sequence[Record]] = (),
+    other_searches: Sequence[Sequence[Record]] = (),
 ) -> dict[str, Any]:
     """Run a search, from the start or where it stopped; returns its summary.
 
     Settings of the run directory are those of ``fedloom.experiment.federated.run``, with runs in place of rounds.
     Trackers among the callbacks log each run of the final comparison by itself, once the search has finished.
-    ``known`` are records of other searches with the same data, conditions and seed, which differ in sampler, slots or
-    budget: runs that both begin with, and comparisons of the same candidates, are taken over, not repeated.
+    ``other_searches`` are the records of searches with the same data, conditions and seed, which differ in sampler,
+    slots or budget: the runs with which both begin, and comparisons of the same candidates, are reused, not repeated.
     """
-    finished_before = out is not None and RunDirectory(out).status is Status.FINISHED
+    was_finished = out is not None and RunDirectory(out).status is Status.FINISHED
     with reproducible():
-        task = SearchTask(experiment, None if out is None else Path(out), known)
+        task = SearchTask(experiment, None if out is None else Path(out), other_searches)
         summary = Trainer(task, out, checkpoint_every=checkpoint_every, keep=keep, callbacks=callbacks).run(resume)
-    if out is not None and summary["status"] == Status.FINISHED.value and not finished_before:
-        compared = [run for run in map(RunDirectory, sorted(Path(out).glob(f"{RUNS}/*"))) if run.summary()]
+    if out is not None and summary["status"] == Status.FINISHED.value and not was_finished:
+        final_runs = [run for run in map(RunDirectory, sorted(Path(out).glob(f"{RUNS}/*"))) if run.summary()]
         for tracker in (callback for callback in callbacks if isinstance(callback, Tracker)):
-            for run in compared:
+            for run in final_runs:
                 tracker.replay(run)
     return summary
 
@@ -189,10 +196,10 @@ class SearchTask(TrainerTask):
     kind, name, headline = "search", "search", "score"
 
     def __init__(
-        self, experiment: SearchExperiment, out: Path | None = None, known: Sequence[Sequence[Record]] = ()
+        self, experiment: SearchExperiment, out: Path | None = None, other_searches: Sequence[Sequence[Record]] = ()
     ) -> None:
         super().__init__()
-        self.known = known
+        self.other_searches = other_searches
         self.experiment, self.settings, self.out = experiment, experiment.settings, out
         self.seed, self.config, self.citations = experiment.seed, experiment.config, ""
         self.maximise = direction(self.settings.goal) == "max"
@@ -209,33 +216,33 @@ class SearchTask(TrainerTask):
     # --- what is run next
 
     @property
-    def tried(self) -> list[Record]:
-        """The records of candidates."""
+    def candidates(self) -> list[Record]:
+        """The records of the candidates so far."""
         return [record for record in self.history if record["stage"] == "search"]
 
     @property
-    def spent(self) -> float:
-        """What the candidates have used of the budget, in its unit."""
-        return sum(record[self.settings.unit] for record in self.tried)
+    def used_budget(self) -> float:
+        """The part of the budget that the candidates have used, in its unit."""
+        return sum(record[self.settings.unit] for record in self.candidates)
 
     def _next(self) -> tuple[str, Candidate, int] | None:
         """Role, candidate and seed of the next run; a candidate of the search is only proposed when it runs."""
-        tried, last = self.tried, self.history[-HOPELESS:]
-        hopeless = len(last) == HOPELESS and all(record["rounds"] == 0 for record in last)
-        if self.spent < self.settings.budget and len(tried) == len(self.history) and not hopeless:
+        candidates, last = self.candidates, self.history[-HOPELESS:]
+        is_hopeless = len(last) == HOPELESS and all(record["rounds"] == 0 for record in last)
+        if self.used_budget < self.settings.budget and len(candidates) == len(self.history) and not is_hopeless:
             return "candidate", {}, self.seed
-        done = {(record["role"], record["seed"]) for record in self.history if record["stage"] == "compare"}
-        for role, candidate in self._compared():
+        finished_runs = {(record["role"], record["seed"]) for record in self.history if record["stage"] == "compare"}
+        for role, candidate in self._final_comparison():
             for seed in range(self.seed + 1, self.seed + 1 + self.settings.seeds):
-                if (role, seed) not in done:
+                if (role, seed) not in finished_runs:
                     return role, candidate, seed
         return None
 
-    def _compared(self) -> list[tuple[str, Candidate]]:
+    def _final_comparison(self) -> list[tuple[str, Candidate]]:
         """The final comparison by role: finalists, FedAvg, and the best of them without each of its parts."""
-        finalists = results.finalists(self.tried, self.settings.finalists, self.maximise, REFERENCE)
+        finalists = results.finalists(self.candidates, self.settings.finalists, self.maximise, REFERENCE)
         entries = [*((f"finalist {k}", candidate) for k, candidate in enumerate(finalists, 1))]
-        reference = results.best_of_method(self.tried, REFERENCE, self.maximise)
+        reference = results.best_of_method(self.candidates, REFERENCE, self.maximise)
         if reference is not None:
             entries.append((REFERENCE, reference))
         roles = sorted((role for role, _ in entries), key=lambda role: role != REFERENCE)  # it wins if means are equal
@@ -244,75 +251,76 @@ class SearchTask(TrainerTask):
             return entries
         candidate = dict(entries)[winner]
         method = self.experiment.make(candidate, self.seed, True).method
-        fixed = "mixing" if method.only_sums else ""  # which must be uniform
-        for slot in (slot for slot in SEARCHED if slot != fixed):
+        fixed_slot = "mixing" if method.only_sums else ""  # which must be uniform
+        for slot in (slot for slot in SEARCH_SLOTS if slot != fixed_slot):
             part = getattr(method, slot)
             if len(part) > 1 if isinstance(part, tuple) else not part.is_identity:
-                plain = effective(self.experiment.space.registry, without(candidate, slot))
-                entries.append((f"without {slot}", plain))
+                ablation = effective_candidate(self.experiment.space.registry, without_part(candidate, slot))
+                entries.append((f"without {slot}", ablation))
         return entries
 
     # --- running it
 
     def step(self) -> Record:
-        upcoming = self._next()
-        assert upcoming is not None
-        role, candidate, seed = upcoming
+        next_run = self._next()
+        assert next_run is not None
+        role, candidate, seed = next_run
         return self._candidate() if role == "candidate" else self._compare(role, candidate, seed)
 
     def _candidate(self) -> Record:
         """Propose a candidate and run it for as long as it keeps up with the others."""
         from optuna.distributions import distribution_to_json
 
-        number, also = len(self.tried), self.experiment.space.also
+        number, also = len(self.candidates), self.experiment.space.also
         study = self._study()
         if number < len(FACTORS):
             factor = FACTORS[number]
             start = self.experiment.space.start(REFERENCE, {key: factor * span.centre for key, span in also.items()})
             study.enqueue_trial(start)
         elif number - len(FACTORS) < len(self.experiment.space.names) - 1:
-            others = [name for name in self.experiment.space.names if name != REFERENCE]
-            best = results.best_of_method(self.tried, REFERENCE, self.maximise) or {}
-            known = {key: best.get(key, span.centre) for key, span in also.items()}
-            study.enqueue_trial(self.experiment.space.start(others[number - len(FACTORS)], known))
+            names = [name for name in self.experiment.space.names if name != REFERENCE]
+            best = results.best_of_method(self.candidates, REFERENCE, self.maximise) or {}
+            further_values = {key: best.get(key, span.centre) for key, span in also.items()}
+            study.enqueue_trial(self.experiment.space.start(names[number - len(FACTORS)], further_values))
         trial = study.ask()
         candidate = self.experiment.space.suggest(trial)
 
-        def goes_on(round: int, score: float) -> bool:
-            others = [r["scores"][str(round)] for r in self.tried if str(round) in r["scores"]]
-            others = [math.nan if other is None else other for other in others]
-            return number < len(FACTORS) or in_best(score, others, self.settings.eta, self.maximise)
+        def may_continue(round: int, score: float) -> bool:
+            rivals = [r["scores"][str(round)] for r in self.candidates if str(round) in r["scores"]]
+            rivals = [math.nan if other is None else other for other in rivals]
+            return number < len(FACTORS) or in_best(score, rivals, self.settings.eta, self.maximise)
 
         limit = math.inf
-        if self.settings.equal == "bytes" and self.tried and self.tried[0]["rounds"]:
-            limit = self.experiment.rounds * self.tried[0]["bytes"] / self.tried[0]["rounds"]
+        if self.settings.equal == "bytes" and self.candidates and self.candidates[0]["rounds"]:
+            limit = self.experiment.rounds * self.candidates[0]["bytes"] / self.candidates[0]["rounds"]
 
         def make() -> Experiment:
             return self.experiment.make(candidate, self.seed, True)
 
-        outcome = self._taken_over(candidate)
+        outcome = self._reused_outcome(candidate)
         if outcome is None:
-            outcome = attempt(make, candidate["method"], self.settings.goal, self.milestones, goes_on, limit)
+            outcome = attempt(make, candidate["method"], self.settings.goal, self.milestones, may_continue, limit)
         if outcome.state == "complete" and not outcome.scores:
             missing = f"search.goal is {self.settings.goal!r}, which is not measured"
             if candidate["method"] == REFERENCE:
                 raise ConfigError(f"{missing}; {outcome.reason}")
             outcome.state, outcome.reason = "failed", f"{missing} for this candidate"
-        drawn = {"params": trial.params, "ranges": {k: distribution_to_json(d) for k, d in trial.distributions.items()}}
-        return _record("search", f"candidate {number + 1}", self.seed, candidate, outcome) | drawn
+        ranges = {name: distribution_to_json(distribution) for name, distribution in trial.distributions.items()}
+        record = _record("search", f"candidate {number + 1}", self.seed, candidate, outcome)
+        return record | {"params": trial.params, "ranges": ranges}
 
-    def _taken_over(self, candidate: Candidate) -> Outcome | None:
+    def _reused_outcome(self, candidate: Candidate) -> Outcome | None:
         """Another search's outcome for the next candidate, if its earlier candidates were the same."""
-        own = [*(record["candidate"] for record in self.tried), candidate]
-        for records in self.known:
-            others = [record for record in records if record["stage"] == "search"][: len(own)]
-            if [record["candidate"] for record in others] == own:
-                return _outcome(others[-1])
+        candidates = [*(record["candidate"] for record in self.candidates), candidate]
+        for records in self.other_searches:
+            other_records = [record for record in records if record["stage"] == "search"][: len(candidates)]
+            if [record["candidate"] for record in other_records] == candidates:
+                return _outcome(other_records[-1])
         return None
 
     def _compare(self, role: str, candidate: Candidate, seed: int) -> Record:
         """Run a candidate to its end on a held-out seed, tested on test samples."""
-        for record in chain.from_iterable(self.known):
+        for record in chain.from_iterable(self.other_searches):
             if (record["stage"], record["candidate"], record["seed"]) == ("compare", candidate, seed):
                 return _record("compare", role, seed, candidate, _outcome(record))
         outcome = Outcome(candidate["method"])
@@ -336,22 +344,23 @@ class SearchTask(TrainerTask):
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        seed = torch_seed(self.seed, "search", len(self.tried)) % 2**32
+        seed = torch_seed(self.seed, "search", len(self.candidates)) % 2**32
         samplers = {"tpe": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler}
         sampler = samplers[self.settings.sampler](seed=seed)
         study = optuna.create_study(sampler=sampler, direction="maximize" if self.maximise else "minimize")
-        study.add_trials([_trial(record) for record in self.tried])
+        study.add_trials([_trial(record) for record in self.candidates])
         return study
 
     # --- the trainer's side
 
     def commit(self, step: Record) -> tuple[Record, dict[str, Columns]]:
         self.round += 1
-        spent = self.spent + (step[self.settings.unit] if step["stage"] == "search" else 0)
-        complete = results.ranked([r for r in (*self.tried, step) if r["stage"] == "search"], self.maximise)
-        best = complete[0]["score"] if complete else None
-        percent = min(int(100 * spent / self.settings.budget), 100)
-        return {"round": self.round, **step, "spent": spent, "percent": percent, "best": best}, {}
+        used_budget = self.used_budget + (step[self.settings.unit] if step["stage"] == "search" else 0)
+        records = [record for record in (*self.candidates, step) if record["stage"] == "search"]
+        ranking = results.rank_candidates(records, self.maximise)
+        best = ranking[0]["score"] if ranking else None
+        percent = min(int(100 * used_budget / self.settings.budget), 100)
+        return {"round": self.round, **step, "spent": used_budget, "percent": percent, "best": best}, {}
 
     def snapshot(self) -> Checkpoint:
         return Checkpoint(self.round, {}, {})
@@ -361,8 +370,8 @@ class SearchTask(TrainerTask):
         assert self.out is not None
         for record in RunDirectory(self.out).metrics()[: self.round]:  # maybe a stranger's, whose candidates are run
             stage, role, seed, candidate = (record[key] for key in ("stage", "role", "seed", "candidate"))
-            made = _record(stage, role, seed, candidate, _outcome(record))
-            if made != {key: record[key] for key in made} or not math.isfinite(record[self.settings.unit]):
+            expected = _record(stage, role, seed, candidate, _outcome(record))
+            if expected != {key: record[key] for key in expected} or not math.isfinite(record[self.settings.unit]):
                 raise ValueError(f"round {record['round']} of metrics.jsonl is not a record of a search")
             if stage == "search":
                 _trial(record)
@@ -372,8 +381,8 @@ class SearchTask(TrainerTask):
 
     def summarise(self, status: Status) -> dict[str, Any]:
         return {
-            "spent": self.spent,
-            "candidates": len(self.tried),
+            "spent": self.used_budget,
+            "candidates": len(self.candidates),
             "misfits": dict(self.experiment.misfits),
             **results.summary(self.history, self.settings, self.maximise, REFERENCE),
         }

@@ -26,7 +26,7 @@ SYNTHESIZE = replace(
     kind="synthesis",
     sections={**RUN.sections, "judge": JUDGE},
     defaults={**RUN.defaults, "method": "fedevg"},
-    default_sweep=lambda named: (),
+    default_sweep=lambda keys: (),
 )
 
 
@@ -38,7 +38,7 @@ def build_synthesis(config: Config, shared: Shared | None = None) -> Experiment:
     return experiment
 
 
-SHOWN = {
+COLUMNS = {
     "accuracy": "synthetic/accuracy",
     "clients": "synthetic/clients/accuracy/mean",
     "recognised": "synthetic/recognised",
@@ -58,10 +58,10 @@ def train(experiment: Any, job: Job, batch: RunPlan, **settings: Any) -> None:
 
 def table(rows: Rows) -> Table:
     """A table of the evaluation: a classifier trained on the set, and comparisons with real data."""
-    result = numeric_table("method", (*SHOWN, "sent", "time"))
+    result = numeric_table("method", (*COLUMNS, "sent", "time"))
     for label, summary in rows:
         final = summary.get("final") or {}
-        cells = [_cell(head, final.get(key)) for head, key in SHOWN.items()]
+        cells = [_cell(head, final.get(key)) for head, key in COLUMNS.items()]
         result.add_row(Text(label), *cells, count(final.get("comm/params")), duration(summary.get("seconds")))
     return result
 

@@ -92,8 +92,8 @@ def membership(
     Example:
         >>> torch.manual_seed(0) and None
         >>> training, held_out, fresh = torch.rand(300, 9), torch.rand(300, 9), torch.rand(40, 9)
-        >>> found = membership(training, held_out, torch.cat([training[:40], fresh]))
-        >>> found.copies >= 0.5, found.auc > 0.7, found.p_value < 0.01
+        >>> result = membership(training, held_out, torch.cat([training[:40], fresh]))
+        >>> result.copies >= 0.5, result.auc > 0.7, result.p_value < 0.01
         (True, True, True)
         >>> membership(training, held_out, fresh).p_value > 0.01
         True
@@ -107,26 +107,26 @@ def membership(
     to_training, to_held_out = nearest(synthetic, training), nearest(synthetic, held_out)
     rows = torch.linspace(0, len(held_out) - 1, min(most, len(held_out)), device=held_out.device).long()
     reference = nearest(held_out[rows], training).distance[:, 0]
-    two = nearest(held_out[rows], held_out, k=2)
-    others = torch.where(two.index[:, 0] == rows, two.distance[:, 1], two.distance[:, 0])
+    two_nearest = nearest(held_out[rows], held_out, k=2)
+    to_other = torch.where(two_nearest.index[:, 0] == rows, two_nearest.distance[:, 1], two_nearest.distance[:, 0])
     t, h = to_training.distance[:, 0], to_held_out.distance[:, 0]
-    r, fresh = _share(t, h), _share(reference, others)
-    scores = -torch.cat([r, fresh])
-    labels = torch.cat([torch.ones_like(r), torch.zeros_like(fresh)])
-    own = t < h
+    r, r_held_out = _share(t, h), _share(reference, to_other)
+    scores = -torch.cat([r, r_held_out])
+    labels = torch.cat([torch.ones_like(r), torch.zeros_like(r_held_out)])
+    is_nearer_training = t < h
     from scipy.stats import hypergeom  # slow to import, and needed here alone
 
     n, m = len(training), len(held_out)
-    among = len(to_training.index[own, 0].unique())
-    drawn = among + len(to_held_out.index[~own, 0].unique())
+    training_count = len(to_training.index[is_nearer_training, 0].unique())
+    neighbour_count = training_count + len(to_held_out.index[~is_nearer_training, 0].unique())
     return Membership(
-        copies=float((r < fresh.quantile(quantile)).double().mean()),
+        copies=float((r < r_held_out.quantile(quantile)).double().mean()),
         near=float((t < reference.quantile(quantile)).double().mean()),
         quantile=quantile,
         auc=auroc(scores.cpu().numpy(), labels.cpu().numpy()),
-        members=among / drawn,
+        members=training_count / neighbour_count,
         expected=n / (n + m),
-        p_value=float(hypergeom.sf(among - 1, n + m, n, drawn)),
+        p_value=float(hypergeom.sf(training_count - 1, n + m, n, neighbour_count)),
         to_training=t,
         to_held_out=h,
         held_out_to_training=reference,
@@ -210,9 +210,9 @@ def manifold(real: Tensor, synthetic: Tensor, k: int = 5) -> Manifold:
     alike(real, synthetic)
     if min(len(real), len(synthetic)) <= k:
         raise ConfigError(f"balls to the k-th neighbour with k = {k} need more than {k} samples of each set.")
-    counts, covered = within(synthetic, real, nearest(real, real, k, own=True).distance[:, -1])
-    recalled, _ = within(real, synthetic, nearest(synthetic, synthetic, k, own=True).distance[:, -1])
-    shares = [(flags > 0).double().mean() for flags in (counts, recalled, covered)]
+    counts, is_covered = within(synthetic, real, nearest(real, real, k, own=True).distance[:, -1])
+    recall_counts, _ = within(real, synthetic, nearest(synthetic, synthetic, k, own=True).distance[:, -1])
+    shares = [(flags > 0).double().mean() for flags in (counts, recall_counts, is_covered)]
     precision, recall, coverage = map(float, shares)
     return Manifold(precision, recall, float(counts.double().mean()) / k, coverage)
 
@@ -240,7 +240,7 @@ def diversity(
     """Ratio of the mean pairwise distance within classes, synthetic over real: 1 if as diverse, 0 for a single image.
 
     d_c = 2 / (n_c (n_c - 1)) Σ_{i<j} ‖x_i - x_j‖ over the samples of class c, in pixels or features, which is unbiased
-    for any number of samples. Noise increases it: read it together with ``recognised``.
+    for any number of samples. Noise increases it: read it together with ``recognition``.
 
     Args:
         real: [N, ...].
@@ -259,23 +259,23 @@ def diversity(
     for x, y in ((real, real_labels), (synthetic, labels)):
         if len(x) != len(y):
             raise DataError(f"there are {len(x)} samples but {len(y)} labels.")
-    own, distances = [], []
+    synthetic_spreads, real_spreads = [], []
     for label in range(classes):
-        own.append(spread(synthetic[labels == label]))
+        synthetic_spreads.append(spread(synthetic[labels == label]))
         rows = (real_labels == label).nonzero()[:, 0]
         if len(rows) > most:
             rows = rows[torch.linspace(0, len(rows) - 1, most, device=rows.device).long()]
-        distances.append(spread(real[rows]))
-    a, b = torch.tensor(own, dtype=torch.float64), torch.tensor(distances, dtype=torch.float64)
+        real_spreads.append(spread(real[rows]))
+    a, b = torch.tensor(synthetic_spreads, dtype=torch.float64), torch.tensor(real_spreads, dtype=torch.float64)
     both = ~(a.isnan() | b.isnan())
     return Diversity(
         float(a[both].sum() / b[both].sum()) if both.any() else float("nan"), tuple((a / b).tolist()),
-        tuple(own), tuple(distances),
+        tuple(synthetic_spreads), tuple(real_spreads),
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Recognised:
+class Recognition:
     """Agreement of a classifier with the labels of synthetic samples.
 
     Attributes:
@@ -289,7 +289,7 @@ class Recognised:
     confidence: float
 
 
-def recognised(classifier: nn.Module, x: Tensor, y: Tensor) -> Recognised:
+def recognition(classifier: nn.Module, x: Tensor, y: Tensor) -> Recognition:
     """Fraction of synthetic samples that a classifier trained on real data assigns to their class.
 
     Args:
@@ -299,22 +299,22 @@ def recognised(classifier: nn.Module, x: Tensor, y: Tensor) -> Recognised:
 
     Example:
         >>> logits = torch.tensor([[2.0, 1.0], [0.0, 3.0], [5.0, 0.0]])
-        >>> recognised(nn.Identity(), logits, torch.tensor([0, 1, 1])).per_class
+        >>> recognition(nn.Identity(), logits, torch.tensor([0, 1, 1])).per_class
         (1.0, 0.5)
     """
     if len(x) != len(y) or not len(x):
         raise DataError(f"there are {len(x)} samples and {len(y)} labels; there must be as many, and at least one.")
     logits = _batched(classifier, classifier, x)
-    right = (logits.argmax(1) == y).double()
-    shares = tuple(float(right[y == label].mean()) for label in range(logits.shape[1]))
-    sure = logits.double().softmax(1).gather(1, y[:, None])
-    return Recognised(float(right.mean()), shares, float(sure.mean()))
+    is_correct = (logits.argmax(1) == y).double()
+    shares = tuple(float(is_correct[y == label].mean()) for label in range(logits.shape[1]))
+    confidence = logits.double().softmax(1).gather(1, y[:, None])
+    return Recognition(float(is_correct.mean()), shares, float(confidence.mean()))
 
 
 SIDE = 299
 PUBLISHED = 1008  # outputs of the original FID network; torchvision's has 1000
-_AVERAGED = ("Mixed_5b", "Mixed_5c", "Mixed_5d", "Mixed_6b", "Mixed_6c", "Mixed_6d", "Mixed_6e", "Mixed_7b")
-_GREATEST = "Mixed_7c"
+_AVERAGE_POOLED = ("Mixed_5b", "Mixed_5c", "Mixed_5d", "Mixed_6b", "Mixed_6c", "Mixed_6d", "Mixed_6e", "Mixed_7b")
+_MAX_POOLED = "Mixed_7c"
 
 
 def inception(weights: str | Path) -> Features:
@@ -335,18 +335,19 @@ def inception(weights: str | Path) -> Features:
         raise ConfigError(f"judge.inception={weights} holds no weights of Inception-v3.")
     classes = len(state["fc.weight"])
     net = vision.inception_v3(weights=None, num_classes=classes, aux_logits=False, init_weights=False)
-    used = {name: value for name, value in state.items() if not name.startswith("AuxLogits.")}
+    parameters = {name: value for name, value in state.items() if not name.startswith("AuxLogits.")}
     try:
-        net.load_state_dict(used)  # files of old versions of PyTorch lack counters, which it adds
+        net.load_state_dict(parameters)  # files of old versions of PyTorch lack counters, which it adds
     except RuntimeError as error:
         raise ConfigError(f"judge.inception={weights} does not hold the weights of Inception-v3.") from error
     net.fc = nn.Identity()
     if classes == PUBLISHED:
-        as_published(net)
-    return Features("inception of FID" if classes == PUBLISHED else "inception of torchvision", Scaled(net), batch=50)
+        restore_published_pooling(net)
+    name = "inception of FID" if classes == PUBLISHED else "inception of torchvision"
+    return Features(name, RescaledNetwork(net), batch=50)
 
 
-class Scaled(nn.Module):
+class RescaledNetwork(nn.Module):
     """Features [N, 2048] of images [N, 1 or 3, H, W] in 0..1, rescaled to three channels, 299 by 299, -1..1."""
 
     def __init__(self, net: nn.Module) -> None:
@@ -360,24 +361,24 @@ class Scaled(nn.Module):
         return self.net(2 * x - 1)
 
 
-def as_published(net: nn.Module) -> None:
+def restore_published_pooling(net: nn.Module) -> None:
     """Change the pooling of torchvision's Inception-v3 to that of the original FID network.
 
     Every block pools its input before the branch ``branch_pool``; here hooks make that branch pool the block's input.
     """
 
-    def change(block: nn.Module, greatest: bool) -> None:
-        outputs: list[Tensor] = []
+    def replace_pooling(block: nn.Module, takes_maximum: bool) -> None:
+        inputs: list[Tensor] = []
 
-        def keep(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-            outputs[:] = args
+        def store_input(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+            inputs[:] = args
 
         def pool(_: nn.Module, args: tuple[Tensor, ...]) -> Tensor:
-            x = outputs.pop()
-            return F.max_pool2d(x, 3, 1, 1) if greatest else F.avg_pool2d(x, 3, 1, 1, count_include_pad=False)
+            x = inputs.pop()
+            return F.max_pool2d(x, 3, 1, 1) if takes_maximum else F.avg_pool2d(x, 3, 1, 1, count_include_pad=False)
 
-        block.register_forward_pre_hook(keep)
+        block.register_forward_pre_hook(store_input)
         block.get_submodule("branch_pool").register_forward_pre_hook(pool)
 
-    for name in (*_AVERAGED, _GREATEST):
-        change(net.get_submodule(name), name == _GREATEST)
+    for name in (*_AVERAGE_POOLED, _MAX_POOLED):
+        replace_pooling(net.get_submodule(name), name == _MAX_POOLED)

@@ -28,11 +28,11 @@ from fedloom.experiment.setup import placed
 from fedloom.metrics import fairness
 from fedloom.metrics.distribution import alike, fid, kid
 from fedloom.models import models
-from fedloom_apps.synthesis.generation import Features, diversity, inception, manifold, membership, recognised
+from fedloom_apps.synthesis.generation import Features, diversity, inception, manifold, membership, recognition
 
 AUTO = "auto"
 DROP = 0.1  # of the learning rate at a plateau
-BETTER = 0.98  # a window's loss above this fraction of the best is no progress
+PROGRESS = 0.98  # a window's loss above this fraction of the best is no progress
 
 
 @dataclass(frozen=True)
@@ -76,13 +76,13 @@ class FittedClassifier:
     accuracy: float
 
 
-def suited(name: str, arrays: Arrays) -> str:
-    """The name of the classifier; for ``auto``, of a small one chosen by the size of the samples.
+def classifier_name(name: str, arrays: Arrays) -> str:
+    """The name of the classifier; for ``auto``, the name of a small one, chosen by the size of the samples.
 
     ``auto`` is ``fedssa_cnn``, similar to LeNet, for images of at least 16 pixels, ``two_cnn`` for smaller ones, and
     ``mlp`` for vectors.
 
-    >>> suited("auto", Arrays(torch.zeros(1, 1, 8, 8), torch.tensor([0]), classes=10))
+    >>> classifier_name("auto", Arrays(torch.zeros(1, 1, 8, 8), torch.tensor([0]), classes=10))
     'two_cnn'
     """
     shape = tuple(arrays.x.shape[1:])
@@ -93,7 +93,7 @@ def suited(name: str, arrays: Arrays) -> str:
 
 def classifier(name: str, arrays: Arrays) -> nn.Module:
     """Make a freshly initialised classifier for samples like these, by name or ``auto``."""
-    return models.make(suited(name, arrays), classes=arrays.classes, inputs=tuple(arrays.x.shape[1:]))
+    return models.make(classifier_name(name, arrays), classes=arrays.classes, inputs=tuple(arrays.x.shape[1:]))
 
 
 def fit(name: str, arrays: Arrays, training: ClassifierTraining, seed: int) -> FittedClassifier:
@@ -101,25 +101,25 @@ def fit(name: str, arrays: Arrays, training: ClassifierTraining, seed: int) -> F
 
     Example:
         >>> from fedloom.data.sources.included import digits
-        >>> found = fit("mlp", digits().train.take(torch.arange(100)), ClassifierTraining(augment=()), seed=0)
-        >>> found.accuracy, found.loss < 0.05
+        >>> result = fit("mlp", digits().train.take(torch.arange(100)), ClassifierTraining(augment=()), seed=0)
+        >>> result.accuracy, result.loss < 0.05
         (1.0, True)
     """
     if not len(arrays):
         raise ConfigError("a classifier cannot be trained on no samples.")
     if not arrays.has_classes:
         raise ConfigError("a classifier needs samples with one class number each.")
-    change = changes(training, arrays)
+    augment = make_augmentation(training, arrays)
     with torch.random.fork_rng(devices=[]):
         rng.seed_torch(seed, "judge")
         model = classifier(name, arrays).to(arrays.x.device).train()
-        loss, steps = _train(model, arrays, training, change, rng.stream(seed, "judge"))
+        loss, steps = _train(model, arrays, training, augment, rng.stream(seed, "judge"))
     model.eval()
-    right = predicted(model, arrays.x) == arrays.y
-    return FittedClassifier(model, steps, loss, float(right.double().mean()))
+    is_correct = predict(model, arrays.x) == arrays.y
+    return FittedClassifier(model, steps, loss, float(is_correct.double().mean()))
 
 
-def changes(training: ClassifierTraining, arrays: Arrays) -> Pipeline | None:
+def make_augmentation(training: ClassifierTraining, arrays: Arrays) -> Pipeline | None:
     """Make the augmentation for samples like these; None for none."""
     choices = training.augment
     if choices is None:
@@ -130,23 +130,23 @@ def changes(training: ClassifierTraining, arrays: Arrays) -> Pipeline | None:
 
 
 def _batches(count: int, size: int, draws: np.random.Generator) -> Iterator[np.ndarray]:
-    """Mini-batches without end; none but a whole set has one sample, of which batch normalisation has no variance."""
+    """Mini-batches without end; unless the set has one sample, none has: batch normalisation needs a variance."""
     while True:
         yield from np.split(draws.permutation(count), range(size, count - 1, size))
 
 
 def _train(
-    model: nn.Module, arrays: Arrays, training: ClassifierTraining, change: Pipeline | None, draws: np.random.Generator
+    model: nn.Module, arrays: Arrays, training: ClassifierTraining, augment: Pipeline | None, draws: np.random.Generator
 ) -> tuple[float, int]:
     """Train to convergence; returns the last window's loss and the number of steps."""
     optimiser = torch.optim.Adam(model.parameters(), lr=training.lr)
-    best, plateaus, stale, step = inf, 0, 0, 0
+    best, plateaus, stale_windows, step = inf, 0, 0, 0
     losses: list[Tensor] = []
     mean = inf
     for rows in _batches(len(arrays), training.batch_size, draws):
-        at = torch.from_numpy(rows).to(arrays.x.device)
-        x = arrays.x[at] if change is None else change(arrays.x[at], [(draws, len(rows))])
-        loss = F.cross_entropy(model(x), arrays.y[at])
+        indices = torch.from_numpy(rows).to(arrays.x.device)
+        x = arrays.x[indices] if augment is None else augment(arrays.x[indices], [(draws, len(rows))])
+        loss = F.cross_entropy(model(x), arrays.y[indices])
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
         optimiser.step()
@@ -156,10 +156,10 @@ def _train(
             continue
         mean = float(torch.stack(losses).mean())
         losses.clear()
-        stale = stale + 1 if mean > BETTER * best else 0
+        stale_windows = stale_windows + 1 if mean > PROGRESS * best else 0
         best = min(best, mean)
-        if stale >= training.patience:
-            stale, plateaus = 0, plateaus + 1
+        if stale_windows >= training.patience:
+            stale_windows, plateaus = 0, plateaus + 1
             for group in optimiser.param_groups:
                 group["lr"] *= DROP
         if plateaus == 3 or mean < training.loss_tol or step >= training.max_steps:
@@ -167,15 +167,15 @@ def _train(
     return mean, step
 
 
-def predicted(model: nn.Module, x: Tensor, batch: int = 1000) -> Tensor:
+def predict(model: nn.Module, x: Tensor, batch: int = 1000) -> Tensor:
     """The classes [N] that a classifier in evaluation mode predicts."""
     with torch.inference_mode():
         return torch.cat([model(part).argmax(1) for part in x.split(batch)])
 
 
 CACHE = "judge"  # the folder in a run directory of the real-data classifier
-HELD_OUT = 2000  # test samples used in the search for copies
-WORSE = 10  # times the loss of guessing: above it, a classifier has diverged
+COPY_TEST_SAMPLES = 2000  # test samples used in the search for copies
+DIVERGENCE = 10  # times the loss of guessing: above it, a classifier has diverged
 NEIGHBOURS = 5  # k of precision, recall, density and coverage
 
 
@@ -244,32 +244,32 @@ class SyntheticEvaluator:
         self.test = self.federation.test if len(self.federation.test) else held_out.arrays.take(held_out.index.rows)
         if len(self.test) < 2:
             raise ConfigError("synthetic sets are evaluated on test samples, but there are none; set held_out=0.2.")
-        self.classifier = suited(self.settings.classifier, self.test)
+        self.classifier = classifier_name(self.settings.classifier, self.test)
         with torch.device("meta"):
             classifier(self.classifier, self.test)  # refuses before anything runs, as the next line does
-        changes(self.settings, self.test)
+        make_augmentation(self.settings, self.test)
         self._inception = None if self.settings.inception is None else inception(self.settings.inception)
 
     @cached_property
-    def trained_on(self) -> Arrays:
+    def training_samples(self) -> Arrays:
         """The real training samples of the clients that take part, in the order of the data."""
         split = self.federation.train.first(self.federation.seen)
         return split.arrays.take(np.sort(split.index.rows))
 
     @cached_property
-    def known(self) -> FittedClassifier:
-        """The classifier trained on ``trained_on``, from the cache if it is there."""
+    def real_classifier(self) -> FittedClassifier:
+        """The classifier trained on ``training_samples``, from the cache if it is there."""
         training = replace(self.settings.training, batch_size=100)
         path = None if self.cache is None else self.cache / f"real-{self._stamp(training)}.safetensors"
-        if path is not None and (stored := self._kept(path)) is not None:
+        if path is not None and (stored := self._read_cache(path)) is not None:
             return stored
-        classifier = fit(self.classifier, self.trained_on, training, seed=0)
+        classifier = fit(self.classifier, self.training_samples, training, seed=0)
         if path is not None:
-            self._keep(path, classifier)
+            self._write_cache(path, classifier)
         return classifier
 
-    def _keep(self, path: Path, classifier: FittedClassifier) -> None:
-        """Write the classifier into the cache; if that cannot be, a warning says so."""
+    def _write_cache(self, path: Path, classifier: FittedClassifier) -> None:
+        """Write the classifier into the cache; if it cannot be written, a warning says so."""
         facts = {"fit.loss": torch.tensor(classifier.loss), "fit.accuracy": torch.tensor(classifier.accuracy)}
         facts["fit.steps"] = torch.tensor(classifier.steps)
         try:
@@ -282,14 +282,14 @@ class SyntheticEvaluator:
             )
 
     def _stamp(self, training: ClassifierTraining) -> str:
-        arrays = self.trained_on
+        arrays = self.training_samples
         settings = (self.classifier, training, tuple(arrays.x.shape))
         digest = hashlib.blake2b(repr(settings).encode(), digest_size=8)
         for part in (arrays.y, arrays.x[:: max(len(arrays) // 1000, 1)]):
             digest.update(part.cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()
 
-    def _kept(self, path: Path) -> FittedClassifier | None:
+    def _read_cache(self, path: Path) -> FittedClassifier | None:
         """The classifier in the cache; None if there is none, or it is damaged."""
         if not path.is_file():
             return None
@@ -307,7 +307,7 @@ class SyntheticEvaluator:
     def features(self) -> Features:
         """The feature extractor for comparisons of distributions."""
         source = self.federation.provenance.get("source", {}).get("name", "the real data")
-        return Features(f"{self.classifier} trained on {source}", self.known.model)
+        return Features(f"{self.classifier} trained on {source}", self.real_classifier.model)
 
     @cached_property
     def _real(self) -> Tensor:
@@ -327,10 +327,10 @@ class SyntheticEvaluator:
         doubts = []
         if self._diverged(numbers["train_loss"]):
             doubts.append("the judge's classifier of the synthetic set has diverged; lower judge.lr.")
-        if not self._diverged(self.known.loss) and bool(torch.isfinite(self._real).all()):
-            more, about = self._similarity(arrays)
-            numbers |= more
-            details |= about
+        if not self._diverged(self.real_classifier.loss) and bool(torch.isfinite(self._real).all()):
+            similarity, facts = self._similarity(arrays)
+            numbers |= similarity
+            details |= facts
         else:
             numbers["diversity"] = diversity(self.test.x, self.test.y, arrays.x, arrays.y, arrays.classes).ratio
             doubts.append(
@@ -347,56 +347,57 @@ class SyntheticEvaluator:
 
     def _diverged(self, loss: float) -> bool:
         """Whether a classifier's loss is far above that of guessing, infinite or NaN."""
-        return not loss < WORSE * log(max(self.test.classes, 2))
+        return not loss < DIVERGENCE * log(max(self.test.classes, 2))
 
     def _utility(self, arrays: Arrays) -> tuple[dict[str, float], dict[str, Any]]:
         """Performance of a classifier trained on the set."""
-        fitted = fit(self.classifier, arrays, self.settings, self.seed)
+        result = fit(self.classifier, arrays, self.settings, self.seed)
         test, split = self.federation.test, self.federation.held_out
-        numbers = {"train_accuracy": fitted.accuracy, "train_loss": fitted.loss, "train_steps": fitted.steps}
+        numbers = {"train_accuracy": result.accuracy, "train_loss": result.loss, "train_steps": result.steps}
         if len(test):
-            numbers["accuracy"] = float((predicted(fitted.model, test.x) == test.y).double().mean())
+            numbers["accuracy"] = float((predict(result.model, test.x) == test.y).double().mean())
         sizes = split.index.sizes
-        tested = np.flatnonzero(sizes)
-        if len(tested):
+        clients = np.flatnonzero(sizes)
+        if len(clients):
             rows = torch.from_numpy(split.index.rows)
             owners = torch.from_numpy(split.index.owners).to(split.arrays.y.device)
-            right = predicted(fitted.model, split.arrays.x[rows]) == split.labels(rows, owners)
-            starts = np.concatenate([[0], np.cumsum(sizes[tested])[:-1]])
-            shares = np.add.reduceat(right.cpu().numpy().astype(np.float64), starts) / sizes[tested]
-            figures = fairness.summary(shares, sizes[tested])
-            numbers |= {f"clients/accuracy/{name}": value for name, value in figures.items()}
+            is_correct = predict(result.model, split.arrays.x[rows]) == split.labels(rows, owners)
+            starts = np.concatenate([[0], np.cumsum(sizes[clients])[:-1]])
+            shares = np.add.reduceat(is_correct.cpu().numpy().astype(np.float64), starts) / sizes[clients]
+            statistics = fairness.summary(shares, sizes[clients])
+            numbers |= {f"clients/accuracy/{name}": value for name, value in statistics.items()}
         return numbers, {"classifier": self.classifier, "training": asdict(self.settings.training)}
 
     def _similarity(self, arrays: Arrays) -> tuple[dict[str, float], dict[str, Any]]:
         """Comparison of the samples with real ones, by the real-data classifier."""
-        named = recognised(self.known.model, arrays.x, arrays.y)
+        agreement = recognition(self.real_classifier.model, arrays.x, arrays.y)
         real, synthetic = self._real, self.features(arrays.x)
         distance = kid(real, synthetic)
         numbers = {
-            "recognised": named.share,
-            "confidence": named.confidence,
+            "recognised": agreement.share,
+            "confidence": agreement.confidence,
             "fid": fid(real, synthetic),
             "kid": distance.mean,
             "kid_std": distance.std,
         }
-        few = torch.from_numpy(self._alike(arrays.y.cpu().numpy()))
-        if len(few) > NEIGHBOURS < len(synthetic):
-            numbers |= manifold(real[few], synthetic, NEIGHBOURS)._asdict()
-        spread = diversity(self.test.x, self.test.y, arrays.x, arrays.y, arrays.classes)
-        inner = diversity(real, self.test.y, synthetic, arrays.y, arrays.classes)
-        numbers |= {"diversity": spread.ratio, "diversity_features": inner.ratio}
+        rows = torch.from_numpy(self._balanced_rows(arrays.y.cpu().numpy()))
+        if len(rows) > NEIGHBOURS < len(synthetic):
+            numbers |= manifold(real[rows], synthetic, NEIGHBOURS)._asdict()
+        pixel_diversity = diversity(self.test.x, self.test.y, arrays.x, arrays.y, arrays.classes)
+        feature_diversity = diversity(real, self.test.y, synthetic, arrays.y, arrays.classes)
+        numbers |= {"diversity": pixel_diversity.ratio, "diversity_features": feature_diversity.ratio}
+        is_correct = predict(self.real_classifier.model, self.test.x) == self.test.y
         details = {
             "features": self.features.name,
-            "features_accuracy": float((predicted(self.known.model, self.test.x) == self.test.y).double().mean()),
+            "features_accuracy": float(is_correct.double().mean()),
             "samples": len(arrays),
             "real_test_samples": len(self.test),
-            "recognised_per_class": _plain(named.per_class),
-            "diversity_per_class": _plain(spread.per_class),
+            "recognised_per_class": _plain(agreement.per_class),
+            "diversity_per_class": _plain(pixel_diversity.per_class),
         }
         return numbers, details
 
-    def _alike(self, y: np.ndarray) -> np.ndarray:
+    def _balanced_rows(self, y: np.ndarray) -> np.ndarray:
         """Rows of real test samples: as many of each class as in the set, as far as available."""
         truth, draws = self.test.y.cpu().numpy(), rng.stream(0, "judge", 1)
         rows = [draws.permutation(np.flatnonzero(truth == label))[: (y == label).sum()] for label in np.unique(y)]
@@ -405,8 +406,8 @@ class SyntheticEvaluator:
     def _copies(self, arrays: Arrays) -> dict[str, float]:
         """Measures of whether samples are copies of training samples."""
         count = len(self.test)
-        rows = torch.from_numpy(np.linspace(0, count - 1, min(count, HELD_OUT)).round().astype(np.int64))
-        distances = membership(self.trained_on.x, self.test.x[rows], arrays.x)
+        rows = torch.from_numpy(np.linspace(0, count - 1, min(count, COPY_TEST_SAMPLES)).round().astype(np.int64))
+        distances = membership(self.training_samples.x, self.test.x[rows], arrays.x)
         return {
             "copies": distances.copies,
             "near": distances.near,

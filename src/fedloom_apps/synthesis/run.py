@@ -29,7 +29,7 @@ from fedloom_apps.synthesis.synthetic_set import extract_set, require_samples
 
 FIGURES = "figures"
 LAST, REAL = "synthetic.png", "real.png"
-SHOWN = 10  # samples of a class in a picture
+PICTURE_SAMPLES = 10  # samples of a class in a picture
 
 
 @dataclass(frozen=True)
@@ -147,10 +147,10 @@ def synthesize(
         ...     methods.fedevg(per_class=2), federate("digits", "iid", clients=2),
         ...     lambda: models.make("energy_cnn", classes=10, inputs=(1, 8, 8), channels=(8, 16)),
         ...     rounds=2, local=Local(steps=2, batch_size=20, lr=0.01), evaluation=Evaluation(what=()))
-        >>> made = synthesize(experiment, judge=EvalConfig(max_steps=50))
-        >>> made.generated.arrays.x.shape, made.generated.provenance["method"]
+        >>> synthesis = synthesize(experiment, judge=EvalConfig(max_steps=50))
+        >>> synthesis.generated.arrays.x.shape, synthesis.generated.provenance["method"]
         (torch.Size([20, 1, 8, 8]), 'fedevg')
-        >>> 0 <= made.evaluation.numbers["synthetic/accuracy"] <= 1
+        >>> 0 <= synthesis.evaluation.numbers["synthetic/accuracy"] <= 1
         True
     """
     require_samples(experiment.method)
@@ -193,7 +193,7 @@ def picture(arrays: Arrays, path: Path, title: str) -> None:
         from fedloom.data.plots import plot_samples  # matplotlib is slow to import, and an extra
 
         path.parent.mkdir(parents=True, exist_ok=True)
-        plot_samples(replace(arrays, x=arrays.x.float().cpu(), y=arrays.y.cpu()), title, path, SHOWN)
+        plot_samples(replace(arrays, x=arrays.x.float().cpu(), y=arrays.y.cpu()), title, path, PICTURE_SAMPLES)
     except (OSError, ConfigError) as error:
         reason = getattr(error, "strerror", None) or first_line(error)
         warnings.warn(
@@ -204,19 +204,19 @@ def picture(arrays: Arrays, path: Path, title: str) -> None:
 
 def provenance(experiment: Experiment, rounds: int) -> dict[str, Any]:
     """The provenance of a set: method, data, partition, seed, rounds, versions, revision and value range."""
-    said: Mapping[str, Any] = experiment.federation.provenance
+    origin: Mapping[str, Any] = experiment.federation.provenance
     config, arrays = experiment.config, experiment.federation.train.arrays
-    about = ("licence", "citation")
-    source = dict(config["data"]) if "data" in config else dict(said.get("source", {}))
+    description_keys = ("licence", "citation")
+    source = dict(config["data"]) if "data" in config else dict(origin.get("source", {}))
     facts = environment()
     return {
         "method": experiment.method.name,
         "settings": config.get("method") or {place: repr(part) for place, part in experiment.method.parts.items()},
         "rounds": rounds,
         "seed": experiment.seed,
-        "data": {key: value for key, value in source.items() if key not in about},
-        "licence": said.get("source", {}).get("licence", "not stated"),
-        "partition": said.get("partition", {}),
+        "data": {key: value for key, value in source.items() if key not in description_keys},
+        "licence": origin.get("source", {}).get("licence", "not stated"),
+        "partition": origin.get("partition", {}),
         "clients": len(experiment.federation),
         "range": {"low": 0.0, "high": 1.0, "mean": list(arrays.mean), "std": list(arrays.std)},
         "versions": facts["versions"],

@@ -63,8 +63,8 @@ def sample(
     net = copy.deepcopy(model).to(theta.device, theta.dtype).eval()
     layout.write(net, theta, buffers)
     classes, latent = int(net.classes), int(net.latent)  # pyright: ignore[reportArgumentType]
-    drawn = [rng.stream(seed, "synthetic samples", c).normal(size=(per_class, latent)) for c in range(classes)]
-    z = torch.as_tensor(np.concatenate(drawn)).to(theta)
+    noise = [rng.stream(seed, "synthetic samples", c).normal(size=(per_class, latent)) for c in range(classes)]
+    z = torch.as_tensor(np.concatenate(noise)).to(theta)
     y = torch.arange(classes, device=theta.device).repeat_interleave(per_class)
     make = getattr(net, make.__name__)
     with torch.no_grad():
@@ -72,7 +72,7 @@ def sample(
     return x, y
 
 
-HELD = {"x", "y"}
+SET_KEYS = {"x", "y"}
 """The entries of a server state that are a synthetic set and its labels."""
 
 
@@ -83,7 +83,7 @@ def generates(method: Method) -> bool:
     >>> generates(methods.fedevg()), generates(methods.fedavg())
     (True, False)
     """
-    return not method.predicts or any({*part.downloads} >= HELD for part in method.parts.values())
+    return not method.predicts or any({*part.downloads} >= SET_KEYS for part in method.parts.values())
 
 
 def require_samples(method: Method) -> None:
@@ -102,7 +102,7 @@ def extract_set(server: Server, model: nn.Module, like: Arrays, per_class: int, 
         per_class: samples of each class drawn from the model.
         seed: seed of the samples.
     """
-    stored = next((state for state in server.parts.values() if state.keys() >= HELD), None)
+    stored = next((state for state in server.parts.values() if state.keys() >= SET_KEYS), None)
     if stored is not None:
         x, y = stored["x"], stored["y"]
         if x.ndim == 4:  # images; until a round has moved them, FedEvg's samples are Gaussian and lie outside
@@ -114,7 +114,7 @@ def extract_set(server: Server, model: nn.Module, like: Arrays, per_class: int, 
     return Arrays(x, y, like.classes, like.names, like.mean, like.std)
 
 
-def shared(federation: Federation, arrays: Arrays, times: int = 1) -> Federation:
+def with_shared_set(federation: Federation, arrays: Arrays, times: int = 1) -> Federation:
     """A federation in which every participating client trains on a synthetic set in addition to its own samples.
 
     The set is stored once for all clients; n_i grows by M · ``times``. Validation and test samples do not change.
@@ -127,8 +127,8 @@ def shared(federation: Federation, arrays: Arrays, times: int = 1) -> Federation
     Example:
         >>> from fedloom.data import federate
         >>> federation = federate("digits", "pathological", clients=5)
-        >>> more = shared(federation, federation.test.take(torch.arange(20)))
-        >>> (more.train.index.sizes - federation.train.index.sizes).tolist()
+        >>> larger = with_shared_set(federation, federation.test.take(torch.arange(20)))
+        >>> (larger.train.index.sizes - federation.train.index.sizes).tolist()
         [20, 20, 20, 20, 20]
     """
     split = federation.train
@@ -141,9 +141,9 @@ def shared(federation: Federation, arrays: Arrays, times: int = 1) -> Federation
         )
     if times < 1:
         raise DataError(f"times must be at least 1, not {times}.")
-    more = np.tile(np.arange(len(split.arrays), len(split.arrays) + len(arrays)), times)
+    set_rows = np.tile(np.arange(len(split.arrays), len(split.arrays) + len(arrays)), times)
     rows = [
-        np.concatenate([split.index[client], more]) if client < federation.seen else split.index[client]
+        np.concatenate([split.index[client], set_rows]) if client < federation.seen else split.index[client]
         for client in range(len(split))
     ]
     pool = replace(
