@@ -19,7 +19,7 @@ from fedloom.base.errors import ConfigError
 from fedloom.core.context import NO_ROUND, Batch, Output
 from fedloom.experiment.federated import run
 from fedloom.parts.objectives import Distillation, Selective, divergence, guidance
-from fedloom.parts.objectives.guidance import budget, guided, helpable, multiplier
+from fedloom.parts.objectives.guidance import budget, guided, helpable_classes, multiplier
 from fedloom_apps.distill.method import fit_temperature
 
 NOWHERE = NO_ROUND._replace(down={"guide": torch.zeros(5, dtype=torch.float64)})
@@ -66,8 +66,8 @@ def test_no_help_is_distillation_up_to_the_teachers_entropy(top: int) -> None:
 def test_only_the_teachers_likeliest_classes_are_helped() -> None:
     """And as many of them as K says, also where the teacher finds several alike."""
     teacher = torch.tensor([[3.0, 1.0, 2.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
-    assert helpable(teacher, 2)[0].tolist() == [1, 0, 1, 0]
-    assert [helpable(teacher, k).sum(1).tolist() for k in (0, 1, 3, 7)] == [[0, 0], [1, 1], [3, 3], [4, 4]]
+    assert helpable_classes(teacher, 2)[0].tolist() == [1, 0, 1, 0]
+    assert [helpable_classes(teacher, k).sum(1).tolist() for k in (0, 1, 3, 7)] == [[0, 0], [1, 1], [3, 3], [4, 4]]
 
 
 def test_help_is_worth_less_than_the_student_and_never_negative_in_effect() -> None:

@@ -210,13 +210,13 @@ def test_chains_stay_in_the_range_and_take_bounded_steps() -> None:
 def test_repulsion_drives_samples_of_a_class_apart_and_leaves_their_centre() -> None:
     x = 0.1 * torch.randn(3, 5, 4, generator=torch.manual_seed(0), dtype=torch.float64)
     x[2] = x[2, :1]  # all the same
-    away = langevin.apart(x)
+    away = langevin.repulsion(x)
     torch.testing.assert_close(away.sum(1), torch.zeros(3, 4, dtype=torch.float64))
     assert float(away[2].abs().max()) < 1e-12
     for own, there in zip(x[:2], away[:2], strict=True):
         assert torch.pdist(own + 1e-3 * there).mean() > torch.pdist(own).mean()
-    assert not langevin.apart(x[:, :1]).any()
-    torch.testing.assert_close(langevin.apart(x[:1]), away[:1])  # classes do not know of each other
+    assert not langevin.repulsion(x[:, :1]).any()
+    torch.testing.assert_close(langevin.repulsion(x[:1]), away[:1])  # classes do not know of each other
 
 
 @pytest.mark.parametrize("blur", [0.0, 0.8, 2.0])
@@ -229,7 +229,7 @@ def test_repulsion_is_the_slope_of_the_kernel(blur: float) -> None:
         moving = x[0].clone().requires_grad_()
         apart = langevin.blurred(moving - x[0, j], blur).flatten(1)
         (slopes,) = torch.autograd.grad(torch.exp(-apart.square().sum(1) / h).sum() / 6, moving)
-        torch.testing.assert_close(langevin.apart(x, blur)[0, j], slopes.sum(0))
+        torch.testing.assert_close(langevin.repulsion(x, blur)[0, j], slopes.sum(0))
 
 
 def test_blur_is_a_gaussian_one() -> None:

@@ -18,7 +18,7 @@ from fedloom.base.checks import all_hold
 from fedloom.base.errors import ConfigError
 from fedloom.base.ranges import Bound, Count, NonNegative, NonNegativeInt, Positive, Range, within
 from fedloom.base.registry import Ranged, Registry
-from fedloom.parts.objectives.guidance import falling, period
+from fedloom.parts.objectives.guidance import period, periodic_budget
 
 
 class Outputs(NamedTuple):
@@ -249,7 +249,7 @@ class Guide:
         lam_period: λ_T in rounds; 0 for a quarter of all rounds, at least four. With fewer rounds there is one period.
         delta: δ, the budget; None for the training error of the warm-started student.
         lr: the guide's learning rate at the start.
-        delta_end: the budget moves from δ to this in each period, as ``guidance.falling`` says; None keeps it constant.
+        delta_end: the value to which the budget moves in each period, see ``guidance.periodic_budget``; None for none.
         delta_period: rounds of such a period.
         delta_decay: factor of δ from one period to the next; periods that begin below ``delta_end`` rise to it.
         price: the class whose probability prices help: ``label``, eq. (6.3), or ``teacher``, its most likely one.
@@ -297,7 +297,7 @@ class Guide:
         """The budget of round ``r`` of a run that begins with the budget ``delta``."""
         if self.delta_end is None:
             return delta
-        return falling(r, delta, self.delta_end, self.delta_period, self.delta_decay)
+        return periodic_budget(r, delta, self.delta_end, self.delta_period, self.delta_decay)
 
 
 @dataclass(frozen=True)

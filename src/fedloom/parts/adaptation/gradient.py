@@ -18,7 +18,7 @@ Loss = Callable[[Output, Batch], Tensor]
 PIECE = 1000  # samples per gradient at evaluation
 
 
-def descended(
+def descend(
     forward: Forward,
     theta: Float[Tensor, "P"],
     support: Batch,
@@ -32,17 +32,17 @@ def descended(
     Without gradients (at evaluation), the gradient on a large support is accumulated over chunks, so that memory stays
     bounded.
     """
-    pieces = [support] if torch.is_grad_enabled() else list(cut(support))
+    chunks = [support] if torch.is_grad_enabled() else list(split(support))
 
-    def gradient(at: Tensor, piece: Batch) -> Tensor:
-        return slope_at(lambda theta: loss(forward(theta, piece.x), piece), at, second_order)
+    def gradient(at: Tensor, chunk: Batch) -> Tensor:
+        return slope_at(lambda theta: loss(forward(theta, chunk.x), chunk), at, second_order)
 
     for _ in range(steps):
-        if len(pieces) == 1:
+        if len(chunks) == 1:
             slope = gradient(theta, support)
         else:
-            shares = [len(piece.x) / len(support.x) * gradient(theta, piece) for piece in pieces]
-            slope = torch.stack(shares).sum(0)
+            terms = [len(chunk.x) / len(support.x) * gradient(theta, chunk) for chunk in chunks]
+            slope = torch.stack(terms).sum(0)
         # one pass over the model, forwards and backwards; a rate for each of several experts takes two
         theta = theta - lr * slope if isinstance(lr, Tensor) else torch.add(theta, slope, alpha=-lr)
     return theta
@@ -57,20 +57,20 @@ def slope_at(value: Callable[[Tensor], Tensor], theta: Float[Tensor, "P"], secon
     if in_transform():
         slope = torch.func.grad(value)(theta)
         return slope if second_order else slope.detach()
-    again = second_order and theta.requires_grad and torch.is_grad_enabled()
+    differentiable = second_order and theta.requires_grad and torch.is_grad_enabled()
     with torch.enable_grad():
-        at = theta if again else theta.detach().requires_grad_()
-        (slope,) = torch.autograd.grad(value(at), at, create_graph=again, materialize_grads=True)
+        at = theta if differentiable else theta.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(value(at), at, create_graph=differentiable, materialize_grads=True)
     return slope
 
 
-def cut(batch: Batch) -> Iterator[Batch]:
+def split(batch: Batch) -> Iterator[Batch]:
     """The batch in chunks of at most ``PIECE`` rows; a padded batch is not split."""
     if batch.mask is not None:
         yield batch
         return
-    for at in range(0, len(batch.x), PIECE):
-        rows = slice(at, at + PIECE)
+    for start in range(0, len(batch.x), PIECE):
+        rows = slice(start, start + PIECE)
         yield Batch(batch.x[rows], batch.y[rows], twin=None if batch.twin is None else batch.twin[rows])
 
 
@@ -86,7 +86,7 @@ class Descent(Adaptation):
         return self.steps
 
     def fit(self, forward: Forward, theta: Tensor, support: Batch, loss: Loss) -> Tensor:
-        return descended(forward, theta, support, loss, self.lr, self.steps, self.second_order)
+        return descend(forward, theta, support, loss, self.lr, self.steps, self.second_order)
 
 
 @dataclass(frozen=True)

@@ -51,14 +51,14 @@ class Neighbours(Adaptation):
 
         def predict(x: Tensor) -> Output:
             out = forward(theta, x)
-            far = torch.cdist(out.vectors, memory, compute_mode=EXACT)  # [N, n]
+            distances = torch.cdist(out.vectors, memory, compute_mode=EXACT)  # [N, n]
             if support.mask is not None:
-                far = torch.where(support.mask > 0, far, torch.inf)
-            nearest, who = far.topk(min(self.k, far.shape[1]), dim=1, largest=False)
+                distances = torch.where(support.mask > 0, distances, torch.inf)
+            nearest, rows = distances.topk(min(self.k, distances.shape[1]), dim=1, largest=False)
             classes = torch.arange(out.logits.shape[1], device=x.device)
-            votes = (support.y[who][..., None] == classes).to(far.dtype)  # [N, k, C]
-            own = ((-nearest / self.scale).softmax(1)[..., None] * votes).sum(1)
-            p = self.lam * own + (1 - self.lam) * out.logits.softmax(1)
+            votes = (support.y[rows][..., None] == classes).to(distances.dtype)  # [N, k, C]
+            p_knn = ((-nearest / self.scale).softmax(1)[..., None] * votes).sum(1)
+            p = self.lam * p_knn + (1 - self.lam) * out.logits.softmax(1)
             return out._replace(logits=p.clamp(min=torch.finfo(p.dtype).tiny).log())
 
         return predict, None

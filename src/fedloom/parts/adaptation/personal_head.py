@@ -43,22 +43,22 @@ class PersonalHead(Adaptation):
     ) -> tuple[Callable[[Tensor], Output], Tensor | None]:
         require_one_class("adaptation 'personal_head'", support.y)
         out = forward(theta, support.x)
-        z, logits = _with_one(out), out.logits
-        truth = (support.y[:, None] == torch.arange(logits.shape[1], device=z.device)).to(z.dtype)  # [B, C]
-        counts = torch.ones_like(z[:, 0]) if support.mask is None else support.mask.to(z.dtype)
-        share = (counts / counts.sum())[:, None]
+        z, logits = _augmented(out), out.logits
+        one_hot = (support.y[:, None] == torch.arange(logits.shape[1], device=z.device)).to(z.dtype)  # [B, C]
+        weights = torch.ones_like(z[:, 0]) if support.mask is None else support.mask.to(z.dtype)
+        share = (weights / weights.sum())[:, None]
         rate = (2 / (share * z.square()).sum()).clamp(max=self.lr)
         phi = z.new_zeros(logits.shape[1], z.shape[1])
         for _ in range(self.steps):
-            phi = phi - rate * (share * ((logits + z @ phi.T).softmax(1) - truth)).T @ z
+            phi = phi - rate * (share * ((logits + z @ phi.T).softmax(1) - one_hot)).T @ z
 
         def predict(x: Tensor) -> Output:
             out = forward(theta, x)
-            return out._replace(logits=out.logits + _with_one(out) @ phi.T)
+            return out._replace(logits=out.logits + _augmented(out) @ phi.T)
 
         return predict, None
 
 
-def _with_one(out: Output) -> Float[Tensor, "B d"]:
+def _augmented(out: Output) -> Float[Tensor, "B d"]:
     """(r, 1)."""
     return torch.cat([out.vectors, torch.ones_like(out.vectors[:, :1])], 1)

@@ -44,17 +44,17 @@ class Prototypes(Adaptation):
         out = forward(theta, support.x)
         z = out.vectors
         classes = torch.arange(out.logits.shape[-1], device=z.device)
-        owner = (support.y[:, None] == classes).to(z.dtype)  # [B, C]
+        membership = (support.y[:, None] == classes).to(z.dtype)  # [B, C]
         if support.mask is not None:
-            owner = owner * support.mask[:, None]
-        count = owner.sum(0)
-        known = count > 0
-        centres = owner.T @ z / count.clamp(min=1)[:, None]  # [C, d]
+            membership = membership * support.mask[:, None]
+        counts = membership.sum(0)
+        present = counts > 0
+        centres = membership.T @ z / counts.clamp(min=1)[:, None]  # [C, d]
 
         def predict(x: Tensor) -> Output:
             out = forward(theta, x)
             r = out.vectors
             distance = r.square().sum(1, keepdim=True) - 2 * r @ centres.T + centres.square().sum(1)
-            return Output(torch.where(known, -distance, NEVER), out.features)
+            return Output(torch.where(present, -distance, NEVER), out.features)
 
-        return predict, known
+        return predict, present

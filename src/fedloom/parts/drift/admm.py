@@ -40,7 +40,7 @@ class ADMM(Drift):
     citation = "gong2022fedadmm"
 
     def init_server(self, theta: Tensor, facts: Facts) -> Tree:
-        """θ⁰, and whether each client has been there, [K]."""
+        """θ⁰, and whether each client has taken part, [K]."""
         return {"first": theta.clone(), "known": torch.zeros(facts.clients, dtype=torch.bool)}
 
     def init_client(self, theta: Tensor) -> Tree:
@@ -62,16 +62,16 @@ class ADMM(Drift):
         return ClientEnd({"y": y, "u": ctx.state["u"] - change}, {}, change)
 
     def after_send(self, ctx: Context, state: Tree, update: Tensor, uploads: Tree) -> Tree:
-        """u_i as the server knows it, whose errors the next change makes good."""
+        """u_i as the server knows it, so that the next change makes up for errors of uplinks."""
         return {"y": state["y"], "u": ctx.state["u"] - update}
 
     def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
         """Δ with θ⁰ for the u_i of newcomers."""
         assert info.p is not None
-        known, new = state["known"].clone(), ~state["known"].cpu().numpy()[info.cohort]
-        known[info.cohort] = True
+        visited, new = state["known"].clone(), ~state["known"].cpu().numpy()[info.cohort]
+        visited[info.cohort] = True
         for row in np.flatnonzero(new).tolist():
             version = info.t if info.versions is None else int(info.versions[row])
             received = info.models_received.get(version, info.received)
             update = update.sub(received - state["first"], alpha=float(info.p[row]))
-        return {"first": state["first"], "known": known}, update
+        return {"first": state["first"], "known": visited}, update

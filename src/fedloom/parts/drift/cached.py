@@ -16,7 +16,7 @@ from fedloom.core.parts import ClientEnd, Drift, Halves, Reduce
 class CachedUpdates(Drift):
     """Every client counts with its last update: h_i ← Δ_i at the clients of a step, h = (1/K) Σ_i h_i at the server.
 
-    The server steps along the mean over all K clients, as MIFA does (Gu et al., NeurIPS 2021, algorithm 1), or along
+    The server steps along their mean over all K clients, as MIFA does (Gu et al., NeurIPS 2021, algorithm 1), or along
     h plus what the clients of the step have changed, which is unbiased over their draw and has less variance, as CA²FL
     does (Wang et al., ICLR 2024, algorithm 2)::
 

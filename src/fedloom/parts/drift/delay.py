@@ -36,7 +36,9 @@ class DelayCompensation(Drift):
         total = torch.zeros_like(update)
         lengths = info.lr * info.relative_rates * info.effective_steps
         versions = [info.t] * len(info.cohort) if info.versions is None else info.versions.tolist()
-        for own, p, length, version in zip(info.updates, info.p.tolist(), lengths.tolist(), versions, strict=True):
+        rows = zip(info.updates, info.p.tolist(), lengths.tolist(), versions, strict=True)
+        for client_update, p, length, version in rows:
             if version in info.models_received:
-                total += (p * self.lam / length) * own.square() * (info.received - info.models_received[version])
+                drift = info.received - info.models_received[version]
+                total += (p * self.lam / length) * client_update.square() * drift
         return state, update + total

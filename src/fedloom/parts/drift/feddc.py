@@ -88,12 +88,12 @@ class FedDCDrift(Drift):
     def uploads(self) -> Mapping[str, Reduce]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """c_i⁺ - c_i or g_i, unless the update itself is g_i; Σ Δ_i / K if the mean of all h_i is tracked."""
         controls = self.gradient and self.control
-        found = {"control": Reduce.SHARE} if controls else {}
+        reductions = {"control": Reduce.SHARE} if controls else {}
         if self.decouple and self.average_over_all:
-            found["update"] = Reduce.SHARE
+            reductions["update"] = Reduce.SHARE
         elif self.decouple and self.gradient and not controls:
-            found["g"] = Reduce.MIX
-        return found
+            reductions["g"] = Reduce.MIX
+        return reductions
 
     def init_server(self, theta: Tensor, facts: Facts) -> Tree:
         """g = 0 (or c = 0), and h = 0, the mean drift of all clients, if it is tracked."""

@@ -76,13 +76,13 @@ class FedSplitDrift(Drift):
 
     def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
         """The mixed x - z_i (Act), or x - z after z ← z - (2/K) Σ Δ_i (All); θ⁰ is dropped when no longer needed."""
-        joined = state["joined"] + uploads["new"]
-        done = "start" not in state or bool(joined >= EVERYBODY)
-        kept = {"joined": joined} if done else {"start": state["start"], "joined": joined}
+        fraction = state["joined"] + uploads["new"]
+        complete = "start" not in state or bool(fraction >= EVERYBODY)
+        new = {"joined": fraction} if complete else {"start": state["start"], "joined": fraction}
         if self.active:
-            return kept, update
-        kept["z"] = state["z"] - uploads["update"]
-        return kept, info.received - kept["z"]
+            return new, update
+        new["z"] = state["z"] - uploads["update"]
+        return new, info.received - new["z"]
 
     def _z(self, ctx: Context) -> Tensor:
         """z_i, or θ⁰ for a client that participates for the first time."""

@@ -22,9 +22,9 @@ class KeptMomentum(Drift):
         v ← βv + g,  w ← w - ηv             in every step, with β = local.momentum
         v at the start of a round:  v_i of the client's own last round, or with ``average`` Σ p_j v_j of the last round
 
-    v [P] is that of the shared parameters, and zero at first. A client's own v_i costs no communication and is as old
-    as its last round, as in code that creates each client's optimiser once. With ``average`` buffers are sent and mixed
-    like models, which doubles communication: Yu, Jin & Yang, ICML 2019, algorithm 1, where all clients take part.
+    v [P] is the buffer of the shared parameters, and zero at first. A client's own v_i costs no communication and is as
+    old as its last round, as in code that creates each client's optimiser once. With ``average`` buffers are sent and
+    mixed like models, which doubles communication: Yu, Jin & Yang, ICML 2019, algorithm 1, where all clients take part.
 
     Args:
         average: start from the mean of the last cohort's buffers, instead of the client's own.

@@ -49,16 +49,17 @@ class AAggFFS(responses.Responding):
         losses = responses.nonnegative("aaggff_s", info.losses)
         k = info.facts.clients
         high, alpha, beta = self.constants(k)
-        known = {name: value.cpu().numpy() for name, value in state.items()}
+        previous = {name: value.cpu().numpy() for name, value in state.items()}
         first = by_samples(info) if self.prior == "samples" else np.full(k, 1 / k)
-        p = known.get("p", first)
-        found = responses.respond(losses, self.cdf, self.scale, self.shape, self.c1, high)
-        r = np.full(k, found.mean())
-        r[info.cohort] = found
+        p = previous.get("p", first)
+        cohort_responses = responses.respond(losses, self.cdf, self.scale, self.shape, self.c1, high)
+        r = np.full(k, cohort_responses.mean())
+        r[info.cohort] = cohort_responses
         g = growth_gradient(p, r)
-        outer = known.get("outer", np.zeros((k, k))) + np.outer(g, g)  # Σ gg^T
-        total = known.get("total", np.zeros(k)) + g  # Σ g
-        cross = known.get("cross", np.zeros(k)) + g * (g @ p)  # Σ g⟨g, p_τ⟩
+        outer = previous.get("outer", np.zeros((k, k))) + np.outer(g, g)  # Σ gg^T
+        total = previous.get("total", np.zeros(k)) + g  # Σ g
+        cross = previous.get("cross", np.zeros(k)) + g * (g @ p)  # Σ g⟨g, p_τ⟩
         new = minimise(alpha * np.eye(k) + beta * outer, total - beta * cross - alpha * (first - 1 / k), p)
-        kept = {"outer": outer, "total": total, "cross": cross, "p": new}
-        return {name: torch.from_numpy(value) for name, value in kept.items()}, restrict_to_cohort(new, info.cohort)
+        statistics = {"outer": outer, "total": total, "cross": cross, "p": new}
+        state = {name: torch.from_numpy(value) for name, value in statistics.items()}
+        return state, restrict_to_cohort(new, info.cohort)

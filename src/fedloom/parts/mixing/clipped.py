@@ -47,8 +47,8 @@ class NormBounding(Mixing):
         if self.radius == float("inf"):
             return {"sum": torch.tensor(1.0)}, info.samples / info.samples.sum()
         flat = torch.stack(list(info.updates)).double()
-        kept = factors(flat, torch.zeros_like(flat[0]), self.radius).cpu().numpy()
-        raw = info.samples / info.samples.sum() * kept
+        clipping = factors(flat, torch.zeros_like(flat[0]), self.radius).cpu().numpy()
+        raw = info.samples / info.samples.sum() * clipping
         return {"sum": torch.tensor(raw.sum(), dtype=torch.float64)}, raw / raw.sum()
 
     def combine(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
@@ -86,11 +86,11 @@ class CentredClipping(Mixing):
         flat = torch.stack(list(info.updates)).double()
         if self.radius == float("inf"):
             return {"centre": flat.mean(0).to(state["centre"])}, np.full(len(flat), 1 / len(flat))
-        centre, kept = state["centre"].double(), flat.new_ones(len(flat))
+        centre, clipping = state["centre"].double(), flat.new_ones(len(flat))
         for _ in range(self.steps):
-            kept = factors(flat, centre, self.radius)
-            centre = centre + kept @ (flat - centre) / len(flat)
-        return {"centre": centre.to(state["centre"])}, (kept / kept.sum()).cpu().numpy()
+            clipping = factors(flat, centre, self.radius)
+            centre = centre + clipping @ (flat - centre) / len(flat)
+        return {"centre": centre.to(state["centre"])}, (clipping / clipping.sum()).cpu().numpy()
 
     def combine(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
         """The new centre v."""

@@ -43,12 +43,12 @@ class Discrepancy(Mixing):
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         assert info.label_counts is not None
-        share = info.label_counts / np.maximum(info.label_counts.sum(1, keepdims=True), 1)
-        even = 1 / share.shape[1]
+        shares = info.label_counts / np.maximum(info.label_counts.sum(1, keepdims=True), 1)
+        uniform = 1 / shares.shape[1]
         if self.distance == "l2":
-            apart = np.sqrt(((share - even) ** 2).sum(1))
+            discrepancy = np.sqrt(((shares - uniform) ** 2).sum(1))
         else:
-            apart = (share * np.log(np.where(share > 0, share, 1) / even)).sum(1)
+            discrepancy = (shares * np.log(np.where(shares > 0, shares, 1) / uniform)).sum(1)
         size = info.samples / info.samples.sum()
-        weight = np.maximum(size - self.a * apart + self.b, 0.0)
+        weight = np.maximum(size - self.a * discrepancy + self.b, 0.0)
         return state, weight / weight.sum() if weight.sum() > 0 else size

@@ -51,16 +51,17 @@ class FLTrust(Mixing):
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         """s_i/‖Δ_i‖ normalised to sum to 1; the factor of the mixture is kept for ``combine``."""
-        at = np.flatnonzero(info.cohort == self.root)
+        rows = np.flatnonzero(info.cohort == self.root)
         n = len(info.cohort)
-        if not len(at):
+        if not len(rows):
             return {"scale": torch.tensor(0.0)}, np.full(n, np.nan)
         flat = torch.stack(list(info.updates)).double()
         norms = torch.linalg.vector_norm(flat, dim=1).cpu().numpy()
-        inner = (flat @ flat[at[0]]).cpu().numpy()
-        length = norms[at[0]]
+        root = rows[0]
+        inner = (flat @ flat[root]).cpu().numpy()
+        length = norms[root]
         scores = np.divide(inner, norms * length, out=np.zeros(n), where=norms * length > 0).clip(min=0)
-        scores[at[0]] = 0
+        scores[root] = 0
         raw = np.divide(scores, norms, out=np.zeros(n), where=norms > 0)
         if raw.sum() == 0:
             return {"scale": torch.tensor(0.0)}, np.full(n, 1 / n)

@@ -45,9 +45,9 @@ class Krum(Mixing):
         products = flat @ flat.T
         lengths = products.diagonal()
         squares = lengths[:, None] + lengths - (products + products.T)  # symmetric to the bit, so that ties are ties
-        squares.fill_diagonal_(-1)  # one's own is the least
+        squares.fill_diagonal_(-1)  # a client's distance to itself is the least
         nearest = squares.sort(dim=1).values[:, 1 : 1 + max(n - f - 2, 1)]  # the first is the client itself
-        chosen = nearest.sum(1).sort(stable=True).indices[: min(self.selected or n - f, n)].cpu().numpy()
+        selected = nearest.sum(1).sort(stable=True).indices[: min(self.selected or n - f, n)].cpu().numpy()
         p = np.zeros(n)
-        p[chosen] = 1 / len(chosen)
+        p[selected] = 1 / len(selected)
         return state, p

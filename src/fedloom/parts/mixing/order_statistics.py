@@ -17,7 +17,7 @@ from fedloom.core.parts import Halves, Mixing, Needs
 
 
 def middle(updates: Float[Tensor, "n P"], cut: int) -> tuple[Float[Tensor, "P"], np.ndarray]:
-    """The mean of each coordinate without its ``cut`` smallest and ``cut`` largest values, of updates.
+    """The mean of each coordinate of updates, without its ``cut`` smallest and ``cut`` largest values.
 
     Returns:
         The means; and the fraction of the averaged values that came from each row, float64 [n].
@@ -27,9 +27,9 @@ def middle(updates: Float[Tensor, "n P"], cut: int) -> tuple[Float[Tensor, "P"],
     """
     n = len(updates)
     values, rows = updates.sort(dim=0, stable=True)
-    kept = rows[cut : n - cut].flatten()
-    taken = kept.new_zeros(n).scatter_add_(0, kept, torch.ones_like(kept)).double()
-    return values[cut : n - cut].mean(dim=0), (taken / taken.sum()).cpu().numpy()
+    sources = rows[cut : n - cut].flatten()
+    counts = sources.new_zeros(n).scatter_add_(0, sources, torch.ones_like(sources)).double()
+    return values[cut : n - cut].mean(dim=0), (counts / counts.sum()).cpu().numpy()
 
 
 class OrderStatistic(Mixing, ABC):
@@ -40,7 +40,7 @@ class OrderStatistic(Mixing, ABC):
 
     @abstractmethod
     def cut(self, count: int) -> int:
-        """The number of values that are left out at either end, of so many."""
+        """The number of values that are left out at either end, of ``count`` values."""
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         """The fractions of values; the mean itself is kept for ``combine``."""

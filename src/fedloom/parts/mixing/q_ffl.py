@@ -57,7 +57,7 @@ class QFFL(Mixing):
 
     def combine(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
         """Δ divided by 1 + q Σ (p_i/F_i) L‖Δ_i‖²."""
-        squares = torch.stack([one.square().sum() for one in info.updates]) / info.lr
+        squares = torch.stack([client_update.square().sum() for client_update in info.updates]) / info.lr
         squares = squares / torch.from_numpy(info.relative_rates).to(squares)
         curvature = 1 + self.q * (state["ratios"].to(squares) * squares).sum()
         return {}, (1 / curvature) * update

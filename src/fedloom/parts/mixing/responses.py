@@ -128,6 +128,6 @@ def respond(losses: Vector, cdf: Name, scale: float, shape: float, low: float, h
         high: C2.
     """
     f = np.maximum(losses, 0.0)
-    top = f.max()
-    f = f / top if top > 0 else np.ones_like(f)  # scaled so that no sum overflows
+    largest = f.max()
+    f = f / largest if largest > 0 else np.ones_like(f)  # scaled so that no sum overflows
     return low + (high - low) * transformed(f / f.mean(), cdf, scale, shape)

@@ -23,7 +23,7 @@ from fedloom.core.server_data import usable, view_logits
 from fedloom.core.targets import CLASSES
 
 CITATION = "fedssa"
-ALONE = 0.9  # a weight with which a single client makes the mixture
+DOMINANT = 0.9  # a weight above which a single client decides the mixture
 OPTIMISERS: dict[str, Any] = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
 
 
@@ -54,9 +54,9 @@ def ssa_loss(a: Tensor, first: Tensor, second: Tensor, variance: float = 1.0, en
     """
     log_p = torch.log_softmax(a, -1)
     p = log_p.exp()
-    one, other = combined(p, first), combined(p, second)
-    confident = (one.var(-1, correction=0) + other.var(-1, correction=0)) / 2
-    return -cosine_similarity(one, other, dim=-1) - variance * confident + entropy * (p * log_p).sum(-1)
+    y1, y2 = combined(p, first), combined(p, second)
+    confidence = (y1.var(-1, correction=0) + y2.var(-1, correction=0)) / 2
+    return -cosine_similarity(y1, y2, dim=-1) - variance * confidence + entropy * (p * log_p).sum(-1)
 
 
 @dataclass(frozen=True)
@@ -135,19 +135,19 @@ class SelfSupervised(Mixing):
         passes = -(-self.steps // -(-len(data.inputs) // self.batch_size))
         draws = min(self.draws, passes)
         views = [view_logits(data, models, info.buffers, info.t, draw) for draw in range(draws)]
-        able = usable(*(z for pair in views for z in pair))
-        if not able.any():
+        finite = usable(*(z for pair in views for z in pair))
+        if not finite.any():
             return state, info.samples / info.samples.sum()
-        if not able.all():
-            views = [(first[:, able], second[:, able]) for first, second in views]
+        if not finite.all():
+            views = [(first[:, finite], second[:, finite]) for first, second in views]
         batches = (
             (z[rows].double() for z in views[number * draws // passes])
             for number, rows in data.batches(info.t, self.batch_size)
         )
-        a = torch.zeros(views[0][0].shape[1], dtype=torch.float64, device=able.device)
+        a = torch.zeros(views[0][0].shape[1], dtype=torch.float64, device=finite.device)
         p = np.zeros(len(models))
-        p[able.cpu().numpy()] = self.learnt(a, islice(batches, self.steps)).cpu().numpy()
-        if not self.feed_back and p.max() > ALONE:
+        p[finite.cpu().numpy()] = self.learnt(a, islice(batches, self.steps)).cpu().numpy()
+        if not self.feed_back and p.max() > DOMINANT:
             warnings.warn(
                 f"FedSSA gives client {info.cohort[p.argmax()]} {p.max():.0%} of the weight. Its loss measures how "
                 "sure a client is, not whether it is right: check the model on a few labelled inputs of the target.",
@@ -157,8 +157,8 @@ class SelfSupervised(Mixing):
 
     def refine(self, state: Tree, theta: Tensor, buffers: Tensor, info: RoundInfo) -> Halves:
         """The read-out: Σ p_k θ_k itself after the last round, unless mixtures are fed back."""
-        reads = not self.feed_back and self.learns(info.t, info.facts.rounds)
-        return state, info.mixture() if reads else theta
+        reads_out = not self.feed_back and self.learns(info.t, info.facts.rounds)
+        return state, info.mixture() if reads_out else theta
 
     def learns(self, t: int, rounds: int) -> bool:
         """Whether p is learnt in round t of ``rounds``, from 0.

@@ -31,8 +31,8 @@ class Similarity(Mixing):
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         assert info.server_data is not None
         first, second = view_logits(info.server_data, info.models(), info.buffers, info.t, 0)
-        one, other = (torch.softmax(z.double(), -1) for z in (first, second))
-        return state, shares(cosine_similarity(one, other, dim=-1).mean(0), usable(first, second), info)
+        y1, y2 = (torch.softmax(z.double(), -1) for z in (first, second))
+        return state, shares(cosine_similarity(y1, y2, dim=-1).mean(0), usable(first, second), info)
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,12 @@ class Confidence(Mixing):
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         assert info.server_data is not None
         logits = logits_of(info.server_data, info.models(), info.buffers, info.server_data.inputs)
-        sure = torch.softmax(logits.double(), -1).var(-1, correction=0)
-        return state, shares(sure.mean(0), usable(logits), info)
+        confidence = torch.softmax(logits.double(), -1).var(-1, correction=0)
+        return state, shares(confidence.mean(0), usable(logits), info)
 
 
-def shares(scores: Tensor, able: Tensor, info: RoundInfo) -> np.ndarray:
+def shares(scores: Tensor, finite: Tensor, info: RoundInfo) -> np.ndarray:
     """Scores [|S|] normalised to sum to 1, 0 for unusable models; sample shares if all scores are 0."""
-    found = torch.where(able, scores, 0).cpu().numpy()
-    return found / found.sum() if found.sum() > 0 else info.samples / info.samples.sum()
+    usable_scores = torch.where(finite, scores, 0).cpu().numpy()
+    total = usable_scores.sum()
+    return usable_scores / total if total > 0 else info.samples / info.samples.sum()

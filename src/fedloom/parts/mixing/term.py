@@ -41,7 +41,7 @@ class TERM(Mixing):
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         """One exponentiated step from n_i/n with response F and ζ = 1/λ."""
         assert info.losses is not None
-        most = info.losses.max() if self.lam > 0 else info.losses.min()
+        extreme = info.losses.max() if self.lam > 0 else info.losses.min()
         with np.errstate(over="ignore"):
-            response = self.lam * (info.losses - most)
+            response = self.lam * (info.losses - extreme)
         return state, exponentiated(responses.of_cohort(self.prior, info), response)

@@ -76,31 +76,32 @@ class Adversarial(Term):
         def random_labels() -> Tensor:
             return torch.as_tensor(draws.integers(ctx.facts.classes, size=len(batch.x))).to(batch.y)
 
-        found = {"z": batch.x.new_tensor(draws.normal(size=(len(batch.x), self.latent)))}
+        random_inputs = {"z": batch.x.new_tensor(draws.normal(size=(len(batch.x), self.latent)))}
         if self.labels == "uniform":
-            found["y"] = random_labels()
+            random_inputs["y"] = random_labels()
         if self.auxiliary == "random":
-            found["auxiliary"] = random_labels()
-        return found
+            random_inputs["auxiliary"] = random_labels()
+        return random_inputs
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         """Per-sample losses [B], with one generated sample per real one."""
         assert out.model is not None
         model, y = out.model, ctx.local.get("y", batch.y)
-        made = model(ctx.local["z"], y, part="generate")
-        rows = torch.cat([batch.x, made.detach(), made]), torch.cat([batch.y, y, y])
-        real, still, moving = model(*rows, part="discriminate").chunk(3)
-        of_maker = game(still, 1.0, y)
-        followed = game(moving, 1.0, y) - of_maker + of_maker.detach()
-        return game(real, 1.0, batch.y) + game(still, -1.0, ctx.local.get("auxiliary", y)) + self.speed * followed
+        generated = model(ctx.local["z"], y, part="generate")
+        rows = torch.cat([batch.x, generated.detach(), generated]), torch.cat([batch.y, y, y])
+        real, detached, differentiable = model(*rows, part="discriminate").chunk(3)
+        constant = game(detached, 1.0, y)
+        generator_loss = game(differentiable, 1.0, y) - constant + constant.detach()
+        discriminator_loss = game(real, 1.0, batch.y) + game(detached, -1.0, ctx.local.get("auxiliary", y))
+        return discriminator_loss + self.speed * generator_loss
 
 
-def game(judged: Tensor, sign: float, y: Tensor) -> Tensor:
+def game(logits: Tensor, sign: float, y: Tensor) -> Tensor:
     """ς(∓D) [B] of logits D [B], plus CE(c, y) if a classifier's logits c follow them, [B, 1 + C].
 
     >>> game(torch.zeros(1), 1.0, torch.tensor([0])), game(torch.zeros(1, 3), 1.0, torch.tensor([0]))
     (tensor([0.6931]), tensor([1.3863]))
     """
-    if judged.ndim == 1:
-        return F.softplus(-sign * judged)
-    return F.softplus(-sign * judged[:, 0]) + F.cross_entropy(judged[:, 1:], y, reduction="none")
+    if logits.ndim == 1:
+        return F.softplus(-sign * logits)
+    return F.softplus(-sign * logits[:, 0]) + F.cross_entropy(logits[:, 1:], y, reduction="none")

@@ -1,7 +1,7 @@
 """Class means that clients exchange instead of models: of features (FedProto, FedTGP, FedGH), or of outputs.
 
-The server of FedProto and of federated distillation takes means of what it receives; that of FedTGP and of FedGH trains
-on it.
+The server of FedProto and of federated distillation takes means of what it receives; the server of FedTGP and of FedGH
+trains on it.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class PrototypeAlignment(Term):
         return {}  # the number of features is known when the first prototypes arrive
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
-        apart = _apart(out, batch, ctx)
-        return self.lam * ctx.down["known"][batch.y] * apart if "known" in ctx.down else apart
+        distance = _distance(out, batch, ctx)
+        return self.lam * ctx.down["known"][batch.y] * distance if "known" in ctx.down else distance
 
     def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
         sums, counts = _features(ctx, model)
@@ -67,9 +67,9 @@ class PrototypeAlignment(Term):
     def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
         sums, counts = uploads["sums"], uploads["counts"]
         old = state or {"prototypes": torch.zeros_like(sums), "known": torch.zeros_like(counts)}
-        here = (counts > 0)[:, None]
-        new = torch.where(here, sums / counts.clamp(min=1e-12)[:, None], old["prototypes"])
-        return {"prototypes": new, "known": torch.maximum(old["known"], here[:, 0].to(new.dtype))}, update
+        present = (counts > 0)[:, None]
+        new = torch.where(present, sums / counts.clamp(min=1e-12)[:, None], old["prototypes"])
+        return {"prototypes": new, "known": torch.maximum(old["known"], present[:, 0].to(new.dtype))}, update
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class TrainablePrototypes(Term):
     citation = "zhang2024fedtgp"
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
-        return self.lam * _apart(out, batch, ctx)
+        return self.lam * _distance(out, batch, ctx)
 
     def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
         return ClientEnd(ctx.state, _means(ctx, model), update)
@@ -127,14 +127,14 @@ class TrainablePrototypes(Term):
         centres = ((means * has[..., None]).sum(0) / has.sum(0).clamp(min=1)[:, None])[has.any(0)]
         margin = min(self.margin, float((centres[:, None] - centres).norm(dim=-1).max()))
 
-        def loss(at: Tree, rows: Tensor) -> Tensor:
-            apart = (points[rows, None] - _prototypes(at)).norm(dim=-1)
-            own = functional.one_hot(y[rows], means.shape[1]).to(means)
-            return functional.cross_entropy(-apart - margin * own, y[rows])
+        def loss(tree: Tree, rows: Tensor) -> Tensor:
+            distances = (points[rows, None] - _prototypes(tree)).norm(dim=-1)
+            one_hot = functional.one_hot(y[rows], means.shape[1]).to(means)
+            return functional.cross_entropy(-distances - margin * one_hot, y[rows])
 
-        first = {name: value for name, value in state.items() if name != "prototypes"}
-        trained = _descended(first or _network(means, info.facts), loss, len(y), self, info)
-        return {**trained, "prototypes": _prototypes(trained)}, update
+        network = {name: value for name, value in state.items() if name != "prototypes"}
+        network = _descend(network or _network(means, info.facts), loss, len(y), self, info)
+        return {**network, "prototypes": _prototypes(network)}, update
 
 
 @dataclass(frozen=True)
@@ -182,13 +182,13 @@ class HeadOnMeans(Term):
                 f"bias, but clients share {size} parameters; set personal=private_body, and give the model such a head."
             )
 
-        def loss(at: Tree, rows: Tensor) -> Tensor:
-            weight, bias = at["head"][: classes * width].view(classes, width), at["head"][classes * width :]
+        def loss(tree: Tree, rows: Tensor) -> Tensor:
+            weight, bias = tree["head"][: classes * width].view(classes, width), tree["head"][classes * width :]
             logits = functional.linear(points[rows], weight, bias if len(bias) else None)
             return functional.cross_entropy(logits, y[rows])
 
-        trained = _descended({"head": info.received}, loss, len(y), self, info)
-        return state, info.received - trained["head"]
+        head = _descend({"head": info.received}, loss, len(y), self, info)["head"]
+        return state, info.received - head
 
 
 @dataclass(frozen=True)
@@ -227,11 +227,11 @@ class ClassOutputs(Term):
         return {"outputs": zeros.repeat(facts.classes, 1), "holders": zeros, "rounds": zeros - 1}
 
     def begin(self, ctx: Context) -> Tree:
-        """F̂_i [C, C], and which classes it is known for [C]."""
+        """F̂_i [C, C], and the classes that it is defined for, [C] zeros and ones."""
         outputs, holders = ctx.down["outputs"], ctx.down["holders"]
-        if ctx.state:  # without its own
-            mine = (ctx.down["rounds"] == ctx.state["round"]) * ctx.state["has"]
-            outputs, holders = outputs - mine[:, None] * ctx.state["own"], holders - mine
+        if ctx.state:  # without the client's own outputs, for the classes whose sums hold them
+            contributes = (ctx.down["rounds"] == ctx.state["round"]) * ctx.state["has"]
+            outputs, holders = outputs - contributes[:, None] * ctx.state["own"], holders - contributes
         return {"others": outputs / holders.clamp(min=1)[:, None], "known": (holders > 0.5).to(outputs.dtype)}
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
@@ -240,21 +240,21 @@ class ClassOutputs(Term):
 
     def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
         sums, counts = ctx.by_class(model, lambda x: model(x).softmax(-1))
-        own, has = sums / counts.clamp(min=1)[:, None], (counts > 0).to(sums.dtype)
-        state = {"own": own, "has": has, "round": has.new_tensor(ctx.round)}
-        return ClientEnd(state, {"outputs": own, "holders": has}, update)
+        means, has = sums / counts.clamp(min=1)[:, None], (counts > 0).to(sums.dtype)
+        state = {"own": means, "has": has, "round": has.new_tensor(ctx.round)}
+        return ClientEnd(state, {"outputs": means, "holders": has}, update)
 
     def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
-        here = uploads["holders"] > 0
+        present = uploads["holders"] > 0
         new = {
-            name: torch.where(here if value.ndim == 1 else here[:, None], value, state[name])
+            name: torch.where(present if value.ndim == 1 else present[:, None], value, state[name])
             for name, value in (*uploads.items(), ("rounds", torch.full_like(state["rounds"], info.t)))
         }
         return new, update
 
 
-def _apart(out: Output, batch: Batch, ctx: Context) -> Tensor:
-    """(1/d) ‖r(x) - C_y‖² [B] from the received prototypes; 0 without any."""
+def _distance(out: Output, batch: Batch, ctx: Context) -> Tensor:
+    """(1/d) ‖r(x) - C_y‖² [B] with the received prototypes; 0 without any."""
     r = out.vectors
     return (r - ctx.down["prototypes"][batch.y]).square().mean(1) if "prototypes" in ctx.down else 0 * r.sum(1)
 
@@ -271,7 +271,7 @@ def _means(ctx: Context, model: Model) -> Tree:
 
 
 def _network(means: Tensor, facts: Facts) -> Tree:
-    """Vectors e [C, d], and W [2, d, d] and b [2, d] of a network that makes prototypes of them, as first drawn.
+    """Initial vectors e [C, d], and W [2, d, d] and b [2, d] of a network that maps them to prototypes.
 
     They are those of PyTorch's layers: e is standard normal, W and b uniform in ±1/√d.
     """
@@ -282,23 +282,24 @@ def _network(means: Tensor, facts: Facts) -> Tree:
     return {"vectors": means.new_tensor(draws.normal(size=(classes, width))), **uniform}
 
 
-def _prototypes(at: Tree) -> Tensor:
+def _prototypes(network: Tree) -> Tensor:
     """P [C, d]."""
-    (w1, w2), (b1, b2) = at["weights"], at["biases"]
-    return functional.linear(functional.linear(at["vectors"], w1, b1).relu(), w2, b2)
+    (w1, w2), (b1, b2) = network["weights"], network["biases"]
+    return functional.linear(functional.linear(network["vectors"], w1, b1).relu(), w2, b2)
 
 
-def _descended(
+def _descend(
     start: Tree, loss: Callable[[Tree, Tensor], Tensor], count: int, settings: TrainablePrototypes | HeadOnMeans,
     info: RoundInfo,
 ) -> Tree:  # fmt: skip
-    """The tree after SGD on a loss of the rows of mini-batches of ``count`` rows, in a random order in each epoch."""
-    at = start
+    """Return the tree after SGD on a loss of mini-batches of ``count`` rows, in a new random order in each epoch."""
+    tree = start
     for epoch in range(settings.epochs):
         order = torch.from_numpy(rng.stream(info.facts.seed, "class means", info.t, epoch).permutation(count))
         for rows in order.to(info.received.device).split(settings.batch_size):
-            leaves = {name: value.detach().requires_grad_() for name, value in at.items()}
+            leaves = {name: value.detach().requires_grad_() for name, value in tree.items()}
             with torch.enable_grad():
                 slopes = torch.autograd.grad(loss(leaves, rows), [*leaves.values()])
-            at = {name: value - settings.lr * slope for (name, value), slope in zip(at.items(), slopes, strict=True)}
-    return at
+            pairs = zip(tree.items(), slopes, strict=True)
+            tree = {name: value - settings.lr * slope for (name, value), slope in pairs}
+    return tree

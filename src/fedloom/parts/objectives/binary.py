@@ -37,5 +37,5 @@ class BinaryCrossEntropy(Term):
     def test_loss(self, out: Tensor, y: Tensor) -> Tensor:
         """The mean over a sample's truth values, [B]."""
         weight = None if self.positive_weight == 1 else out.new_tensor(self.positive_weight)
-        each = F.binary_cross_entropy_with_logits(*aligned(out, y, TRUTHS), pos_weight=weight, reduction="none")
-        return row_means(each)
+        losses = F.binary_cross_entropy_with_logits(*aligned(out, y, TRUTHS), pos_weight=weight, reduction="none")
+        return row_means(losses)

@@ -39,7 +39,8 @@ class Consensus(Term):
     inputs are the server's, have no labels and are sent, d_t and d_{t+1} of 2N inputs in a round, which are counted;
     clients that have them would receive N scores and the numbers of N inputs. What the paper calls transfer learning,
     training on labelled public samples before the first round, is left to ``init``. Simulated durations are those of
-    the local steps alone. Batch statistics are the client's own, of digestion and local steps, as in the authors' code.
+    the local steps alone. Batch statistics are the client's own, from digestion and local steps, as in the authors'
+    code.
 
     Args:
         size: N, inputs in a round, drawn anew without replacement; all, if there are not more.
@@ -72,8 +73,8 @@ class Consensus(Term):
             yield from (Batch(x[rows], y[rows]) for rows in order.split(self.batch_size))
 
     def lesson(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
-        apart = out.logits - batch.y
-        return self.lam * (apart.square() if self.distance == "squared" else apart.abs()).mean(1)
+        difference = out.logits - batch.y
+        return self.lam * (difference.square() if self.distance == "squared" else difference.abs()).mean(1)
 
     def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
         """The scores [N, C] of the next inputs; none in the first round."""
@@ -85,5 +86,5 @@ class Consensus(Term):
         assert info.server_data is not None
         public = info.server_data.inputs
         rows = rng.stream(info.facts.seed, "public inputs", info.t).permutation(len(public))[: self.size]
-        scored = {"inputs": state["next"], "scores": uploads["scores"]} if state else {}
-        return {**scored, "next": public[torch.from_numpy(rows).to(public.device)]}, update
+        lessons = {"inputs": state["next"], "scores": uploads["scores"]} if state else {}
+        return {**lessons, "next": public[torch.from_numpy(rows).to(public.device)]}, update

@@ -24,8 +24,8 @@ class Contrastive(Term):
 
     A client that has not participated yet has θ_i = θ^t: then z_prev = z_glob, and the term is the constant μ log 2,
     without gradient. The same holds in the losses of the received model that fair mixing policies use, which are
-    those of a client that has not participated. For θ_i only shared parameters are kept (one model per client); private
-    ones are the current ones.
+    computed as for a client that has not participated. For θ_i only shared parameters are kept (one model per client);
+    private ones are the current ones.
 
     Args:
         mu: μ ≥ 0; the authors use 1 to 10; 0 gives FedAvg.
@@ -45,8 +45,8 @@ class Contrastive(Term):
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         assert out.at is not None
         models = out, out.at(ctx.received), out.at(ctx.state.get("previous", ctx.received))
-        z, there, before = (_unit(model.features) for model in models)
-        return self.mu * F.softplus(((z * before).sum(1) - (z * there).sum(1)) / self.tau)
+        z, z_glob, z_prev = (_unit(model.features) for model in models)
+        return self.mu * F.softplus(((z * z_prev).sum(1) - (z * z_glob).sum(1)) / self.tau)
 
     def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
         """θ_i ← θ^t - Δ_i."""

@@ -1,4 +1,4 @@
-"""A user's own loss as a term of the objective."""
+"""A user's loss function as a term of the objective."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class Loss(Term):
         value = self.test_loss(out.logits, batch.y)
         if value.ndim or batch.mask is None:
             return row_means(value)
-        kept = batch.mask.bool()  # one value for all rows: of those that count
-        return self.test_loss(out.logits[kept], batch.y[kept])
+        rows = batch.mask.bool()  # one value for the batch, which is computed without the padding
+        return self.test_loss(out.logits[rows], batch.y[rows])
 
     def test_loss(self, out: Tensor, y: Tensor) -> Tensor:
         """One value per sample [B] or position [B, T], or a single value for all, []."""
@@ -72,14 +72,14 @@ class Loss(Term):
         """The function; a module's tensors, such as class weights, are moved to the outputs' type and device."""
         if not isinstance(self.function, nn.Module):
             return self.function
-        own = next((t for t in self.function.state_dict().values() if t.is_floating_point()), None)
-        if own is None or (own.dtype == like.dtype and own.device == like.device):
+        tensor = next((t for t in self.function.state_dict().values() if t.is_floating_point()), None)
+        if tensor is None or (tensor.dtype == like.dtype and tensor.device == like.device):
             return self.function
-        return _moved(self.function, like.dtype, like.device)
+        return _copy_to(self.function, like.dtype, like.device)
 
 
 @functools.lru_cache(maxsize=8)
-def _moved(module: nn.Module, dtype: torch.dtype, device: torch.device) -> nn.Module:
+def _copy_to(module: nn.Module, dtype: torch.dtype, device: torch.device) -> nn.Module:
     return copy.deepcopy(module).to(device, dtype)
 
 
@@ -136,7 +136,7 @@ def _name(function: Any) -> str:
     """
     if isinstance(function, functools.partial):
         return _name(function.func)
-    found = getattr(function, "__name__", None)
-    if found is None:
-        found = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(function).__name__).lower()
-    return "custom_loss" if "<" in found else found
+    name = getattr(function, "__name__", None)
+    if name is None:
+        name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(function).__name__).lower()
+    return "custom_loss" if "<" in name else name

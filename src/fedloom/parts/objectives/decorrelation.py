@@ -44,11 +44,11 @@ class Decorrelation(Term):
         """A scalar for the batch, []."""
         assert out.features is not None
         h = out.features.flatten(0, -2)  # [rows, d]
-        rows = h.new_ones(len(h), 1)
+        weights = h.new_ones(len(h), 1)
         if batch.mask is not None:
-            rows = batch.mask.to(h.dtype).repeat_interleave(len(h) // len(batch.mask))[:, None]
-        count = rows.sum().clamp(min=1)
-        centred = (h - (rows * h).sum(0) / count) * rows
+            weights = batch.mask.to(h.dtype).repeat_interleave(len(h) // len(batch.mask))[:, None]
+        count = weights.sum().clamp(min=1)
+        centred = (h - (weights * h).sum(0) / count) * weights
         z = centred / (centred.square().sum(0) / count + self.eps).sqrt()
-        small = z @ z.T if len(z) < z.shape[1] else z.T @ z  # zzᵀ and zᵀz have the same norm
-        return self.beta * (small / count).square().sum() / z.shape[1] ** 2
+        gram = z @ z.T if len(z) < z.shape[1] else z.T @ z  # zzᵀ and zᵀz have the same norm
+        return self.beta * (gram / count).square().sum() / z.shape[1] ** 2

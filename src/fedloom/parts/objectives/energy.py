@@ -28,12 +28,12 @@ class Energy(Term):
     """E(x, y) - E(x̆, y̆) + λ CE(f(x̃), y̆), E(x, y) = -f(x)[y], batch means; the samples follow Σ p_i e^{-E_i}.
 
     The server holds M = per_class · classes labelled samples x̃ [M, ...], initially standard normal, which every client
-    receives. At the client they start a chain. Each local step takes as many of them as its mini-batch has rows (all M
-    if those are fewer), without replacement, and moves them by R Langevin steps, x̆ ← x̆ + γ ∇f(x̆)[y̆] + σε, from
-    where the client's last step left them (eq. (4.9), persistent contrastive divergence), with ∇f clipped and x̆ kept in
-    the range of images. Then the model lowers the energy of its real samples and raises that of x̆ (eq. (4.4)). At the
-    end the client uploads, for the samples as received, e_i = exp(sign(-E_i)) and e_i ∇E_i, so that the server's step
-    is (eqs. (4.13), (4.14))
+    receives. At the client a chain starts from them. Each local step takes as many of them as its mini-batch has rows
+    (all M if those are fewer), without replacement, and moves them by R Langevin steps, x̆ ← x̆ + γ ∇f(x̆)[y̆] + σε,
+    from where the client's last step left them (eq. (4.9), persistent contrastive divergence), with ∇f clipped and x̆
+    kept in the range of images. Then the model lowers the energy of its real samples and raises that of x̆ (eq. (4.4)).
+    At the end the client uploads, for the samples as received, e_i = exp(sign(-E_i)) and e_i ∇E_i, so that the server's
+    step is (eqs. (4.13), (4.14))
 
         x ← clip(x - β_t [Σ p_i e_i ∇E_i / Σ p_i e_i - ρ φ(x)] + δε),   β_t from β to ``beta_final``,
 
@@ -44,9 +44,9 @@ class Energy(Term):
     Hahn 2024 (thesis), chapter IV. The first bracket of algorithm 4.2 as printed has the opposite sign and would raise
     the energy of real data; eq. (4.4) is right. Two additions that the thesis does not have: φ, which costs no
     communication and keeps the samples of a class from collapsing to one image (see
-    ``fedloom.parts.objectives.langevin.apart``), and ``magnitude``, α(mean E(x, y)² + mean E(x̆, y̆)²), without which
-    the energies of models that persist between rounds grow without bound (Du and Mordatch, 2019). Step sizes are in
-    units of the inputs, and the published ones are for pixels in [0, 1]; for inputs (pixel - mean)/std, the same
+    ``fedloom.parts.objectives.langevin.repulsion``), and ``magnitude``, α(mean E(x, y)² + mean E(x̆, y̆)²), without
+    which the energies of models that persist between rounds grow without bound (Du and Mordatch, 2019). Step sizes are
+    in units of the inputs, and the published ones are for pixels in [0, 1]; for inputs (pixel - mean)/std, the same
     dynamics need γ and β times 1/std², and σ and δ times 1/std.
 
     The model must not use batch statistics. A client whose energies are not finite fails.
@@ -126,9 +126,9 @@ class Energy(Term):
         if ctx.evaluates:
             return ctx.local
         rows, chain = len(batch.x), ctx.local["chain"]
-        at = torch.as_tensor(draws.permutation(len(chain))[:rows], device=chain.device)
-        noise = chain.new_tensor(draws.normal(size=(rows, self.steps, *chain.shape[1:])))[: len(at)]
-        y, before = ctx.down["y"][at], chain[at]
+        positions = torch.as_tensor(draws.permutation(len(chain))[:rows], device=chain.device)
+        noise = chain.new_tensor(draws.normal(size=(rows, self.steps, *chain.shape[1:])))[: len(positions)]
+        y, before = ctx.down["y"][positions], chain[positions]
         after = before
         for r in range(self.steps):
             pull = langevin.slope(model, after, y)[0]
@@ -137,8 +137,8 @@ class Energy(Term):
             after = langevin.step(after, pull, self.gamma, self.sigma * noise[:, r])
             if self.clip and self.clip_chain:
                 after = after.clamp(ctx.facts.low, ctx.facts.high)
-        labelled = {"chain": before, "received": ctx.down["x"][at], "moved": after}[self.labelled]
-        return {"chain": chain.index_copy(0, at, after), "labelled": labelled, "after": after, "y": y}
+        labelled = {"chain": before, "received": ctx.down["x"][positions], "moved": after}[self.labelled]
+        return {"chain": chain.index_copy(0, positions, after), "labelled": labelled, "after": after, "y": y}
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         """A scalar []; 0 if there is no chain, as in the loss of the received model."""
@@ -146,30 +146,30 @@ class Energy(Term):
             return out.logits.new_zeros(())
         assert out.model is not None
         labelled, after, y = (ctx.local[name] for name in ("labelled", "after", "y"))
-        then, now = out.model(torch.cat([labelled, after])).chunk(2)
-        real, made = langevin.energy(out.logits, batch.y), langevin.energy(now, y)
-        value = batch.mean(real) - made.mean()
+        labelled_logits, after_logits = out.model(torch.cat([labelled, after])).chunk(2)
+        real, synthetic = langevin.energy(out.logits, batch.y), langevin.energy(after_logits, y)
+        value = batch.mean(real) - synthetic.mean()
         if self.lam:
-            value = value + self.lam * divergence.cross_entropy(then, y).mean()
+            value = value + self.lam * divergence.cross_entropy(labelled_logits, y).mean()
         if self.magnitude:
-            value = value + self.magnitude * (batch.mean(real.square()) + made.square().mean())
+            value = value + self.magnitude * (batch.mean(real.square()) + synthetic.square().mean())
         return value
 
     def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
         """e [M] and e ∇E [M, ...] of the samples as received."""
         x, y = ctx.down["x"], ctx.down["y"]
-        found = [langevin.slope(model, *part) for part in zip(x.split(AT_ONCE), y.split(AT_ONCE), strict=True)]
-        pull, energies = (torch.cat(parts) for parts in zip(*found, strict=True))
+        slopes = [langevin.slope(model, *chunk) for chunk in zip(x.split(AT_ONCE), y.split(AT_ONCE), strict=True)]
+        pull, energies = (torch.cat(chunks) for chunks in zip(*slopes, strict=True))
         weight = torch.exp((-energies).sign() if self.weights == "signed" else (-energies).clamp(-LARGEST, LARGEST))
-        return ClientEnd(ctx.state, {"pull": _each(weight, pull) * pull, "weight": weight}, update)
+        return ClientEnd(ctx.state, {"pull": _per_sample(weight, pull) * pull, "weight": weight}, update)
 
     def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
         """One step of all samples along the gradient of the mixture's energy."""
         x, facts = state["x"], info.facts
-        pull = uploads["pull"] / _each(uploads["weight"], uploads["pull"])
+        pull = uploads["pull"] / _per_sample(uploads["weight"], uploads["pull"])
         if self.repulsion:
-            away = langevin.apart(x.unflatten(0, (-1, self.per_class)), self.blur if x.ndim > 3 else 0.0)
-            pull = pull - self.repulsion * away.flatten(0, 1)
+            force = langevin.repulsion(x.unflatten(0, (-1, self.per_class)), self.blur if x.ndim > 3 else 0.0)
+            pull = pull - self.repulsion * force.flatten(0, 1)
         noise = x.new_tensor(rng.stream(facts.seed, "synthetic", info.t).normal(size=tuple(x.shape)))
         size = langevin.SCHEDULES[self.schedule](self.beta, self.beta_final, info.t, facts.rounds)
         x = langevin.step(x, pull, size, self.delta * noise)
@@ -178,6 +178,6 @@ class Energy(Term):
         return {**state, "x": x}, update
 
 
-def _each(numbers: Tensor, like: Tensor) -> Tensor:
+def _per_sample(numbers: Tensor, like: Tensor) -> Tensor:
     """Reshape one value per sample [M] for broadcasting with samples [M, ...]."""
     return numbers.view(-1, *(1,) * (like.ndim - 1))

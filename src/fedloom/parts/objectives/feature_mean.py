@@ -27,10 +27,10 @@ class FeatureMean(Term):
     consensus and no term; afterwards m̄ stays what it is. With μ < 1 each local step takes a second pass over the body.
 
     Zhang, Hua, Cao, Wang, Song, Xue, Ma & Guan, NeurIPS 2023 (FedDBE), mean regularisation and algorithm 1. Deviations:
-    there all clients train once before the first round, for m̄ alone and without a memory b_i; here the first round is
-    that, its models are averaged like any others, and b_i (``bias_memory``) is trained from the start. m̄ is that of all
-    samples, where the authors' code has m_i after the last step; it also halves κ. The d numbers are sent in all
-    rounds.
+    there all clients train once before the first round, for m̄ alone and without a memory b_i; here the first round
+    does it, its models are averaged like any others, and b_i (``bias_memory``) is trained from the start. m̄ is the
+    mean over all samples, where the authors' code takes m_i after the last step; it also halves κ. The d numbers are
+    sent in all rounds.
 
     Args:
         kappa: κ ≥ 0, weight of the term.
@@ -68,7 +68,7 @@ class FeatureMean(Term):
         return self.kappa * (mean - ctx.down["consensus"]).square().mean()
 
     def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
-        """The mean feature of the trained model; once there is a consensus, that."""
+        """The mean feature of the trained model; the consensus itself, once there is one."""
         mean = ctx.down.get("consensus")
         if mean is None:
             mean = ctx.over_samples(model, lambda x: _rows(model.features(x))).mean(0)  # pyright: ignore

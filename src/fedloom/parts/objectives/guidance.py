@@ -52,13 +52,13 @@ def guided(
     >>> guided(student, teacher, torch.tensor([0.5]), 2.0, 2.0, 1)  # the likelier class is free: .2689 · 4 log 2
     tensor([0.7457])
     """
-    within = helpable(teacher_logits, top_k, labels)
-    t = truncated(teacher_logits, within, tau) if truncate else (teacher_logits / tau).softmax(-1)
-    helped = (student_logits / tau_s).softmax(-1) + within * g[..., None]
+    helpable = helpable_classes(teacher_logits, top_k, labels)
+    t = truncated(teacher_logits, helpable, tau) if truncate else (teacher_logits / tau).softmax(-1)
+    helped = (student_logits / tau_s).softmax(-1) + helpable * g[..., None]
     return row_means(-tau * tau_s * (t * helped.clamp(min=FLOOR).log()).sum(-1))
 
 
-def helpable(teacher_logits: Tensor, top_k: int, labels: Tensor | None = None) -> Tensor:
+def helpable_classes(teacher_logits: Tensor, top_k: int, labels: Tensor | None = None) -> Tensor:
     """1[y ∈ top_K(t)] as floats [..., C]: the teacher's K most likely classes, and the labels [...] if given."""
     if top_k >= teacher_logits.shape[-1]:
         return torch.ones_like(teacher_logits)
@@ -153,17 +153,17 @@ def slope(
     (tensor([-2.9242]), tensor([0.6931]))
     """
     t, s = (teacher_logits / tau).softmax(-1), (student_logits / tau_s).softmax(-1)
-    which, prices = helpable(teacher_logits, top_k), _prices(student_logits, y, mask)
-    share = torch.full_like(prices, 1 / prices.numel())
+    helpable, prices = helpable_classes(teacher_logits, top_k), _prices(student_logits, y, mask)
+    shares = torch.full_like(prices, 1 / prices.numel())
     if mask is not None:
-        share = _rows(mask, prices) / (mask.sum().clamp(min=1) * (prices.numel() // len(mask)))
+        shares = _broadcast(mask, prices) / (mask.sum().clamp(min=1) * (prices.numel() // len(mask)))
 
-    def at(g: Tensor) -> tuple[Tensor, Tensor]:
-        helped = s + which * g[..., None]
-        gain = (which * t * (helped > FLOOR) / helped.clamp(min=FLOOR)).sum(-1)
-        return -tau * tau_s * share * gain, ((g * prices).sum() > delta).to(g.dtype) * prices
+    def slopes(g: Tensor) -> tuple[Tensor, Tensor]:
+        helped = s + helpable * g[..., None]
+        gain = (helpable * t * (helped > FLOOR) / helped.clamp(min=FLOOR)).sum(-1)
+        return -tau * tau_s * shares * gain, ((g * prices).sum() > delta).to(g.dtype) * prices
 
-    return at
+    return slopes
 
 
 def _prices(
@@ -174,13 +174,13 @@ def _prices(
     surprise = surprise if cap is None else surprise.clamp(max=cap)
     wrong = (student_logits.detach().argmax(-1) != y).to(surprise.dtype)
     if mask is not None:
-        rows = _rows(mask, surprise)
-        surprise, wrong = surprise * rows, wrong * rows
+        weights = _broadcast(mask, surprise)
+        surprise, wrong = surprise * weights, wrong * weights
     return surprise / wrong.sum().clamp(min=1)
 
 
-def _rows(mask: Tensor, like: Tensor) -> Tensor:
-    """The mask [B] broadcastable to values [B, ...]."""
+def _broadcast(mask: Tensor, like: Tensor) -> Tensor:
+    """The mask [B], reshaped for broadcasting with values [B, ...]."""
     return mask.to(like.dtype).reshape(-1, *(1,) * (like.ndim - 1))
 
 
@@ -221,13 +221,13 @@ def period(r: int, rounds: int, length: int) -> tuple[int, int]:
     return begin, rounds if begin == last else begin + length
 
 
-def falling(r: int, start: float, end: float, length: int, decay: float) -> float:
+def periodic_budget(r: int, start: float, end: float, length: int, decay: float) -> float:
     """δ_r = m + (end - m)(1 - cos(π u))/2 with u = (r mod length)/length and m = start · decay^⌊r/length⌋.
 
     The budget of the authors' code, which moves to ``end`` in every period, each from a smaller start. It falls while m
     is above ``end``. Once m is below, it rises: with the authors' values, .6 · .9^k to .4, from round 80 on.
 
-    >>> [round(falling(r, 0.6, 0.4, 20, 0.9), 3) for r in (0, 10, 20, 30, 80, 90)]
+    >>> [round(periodic_budget(r, 0.6, 0.4, 20, 0.9), 3) for r in (0, 10, 20, 30, 80, 90)]
     [0.6, 0.5, 0.54, 0.47, 0.394, 0.397]
     """
     return _eased(start * decay ** (r // length), end, (r % length) / length)

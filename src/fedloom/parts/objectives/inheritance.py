@@ -27,7 +27,7 @@ class Inheritance(Term):
     h_i is what the personal part has put into ``ctx.own`` as ``history``, such as ``inherited``. The losses of the
     received model that fair mixing policies use are without the term. Li et al., ECML PKDD 2021 (FedPHP), who minimise
     (1 - λ) times the loss + λR: the same with λ/(1 - λ) and the learning rate (1 - λ)η. In the authors' code τ = 4
-    divides the logits of h_i alone, and there is no factor τ². Of a mini-batch of one sample s is that sample's own
+    divides the logits of h_i alone, and there is no factor τ². For a mini-batch of one sample s is that sample's own
     distance, so that slopes of ``features`` grow without bound as θ nears h_i; leave out the last, smaller batch.
 
     Args:
@@ -44,7 +44,7 @@ class Inheritance(Term):
 
     @property
     def needs(self) -> Needs:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Features where these are compared."""
+        """Features, where they are compared."""
         return Needs(received=True, features=self.by == "features")
 
     @property
@@ -65,12 +65,13 @@ class Inheritance(Term):
 
 def _discrepancy(a: Tensor, b: Tensor, weight: Tensor) -> Tensor:
     """MMD² of two sets of rows [B, d] with weights [B]."""
-    both, share = torch.cat([a, b]), weight / weight.sum().clamp(min=1)
-    square = both.square().sum(1)
-    far = square[:, None] + square - 2 * both @ both.T
-    far = far - far.detach().clamp(max=0)  # of equal rows, whose curvature MAML needs, rounding may be negative
-    signed, counted = torch.cat([share, -share]), torch.cat([weight, weight])
-    pairs = counted.sum() ** 2 - counted.sum()
-    scale = ((counted @ far.detach() @ counted) / pairs.clamp(min=1)).clamp(min=1e-30)
-    kernel = torch.stack([torch.exp(-far / (scale * 2.0**n)) for n in range(-2, 3)]).sum(0)
-    return signed @ kernel @ signed
+    rows, share = torch.cat([a, b]), weight / weight.sum().clamp(min=1)
+    square = rows.square().sum(1)
+    distances = square[:, None] + square - 2 * rows @ rows.T
+    # by rounding, distances of equal rows may be negative; MAML needs their curvature
+    distances = distances - distances.detach().clamp(max=0)
+    signs, weights = torch.cat([share, -share]), torch.cat([weight, weight])
+    pairs = weights.sum() ** 2 - weights.sum()
+    scale = ((weights @ distances.detach() @ weights) / pairs.clamp(min=1)).clamp(min=1e-30)
+    kernel = torch.stack([torch.exp(-distances / (scale * 2.0**n)) for n in range(-2, 3)]).sum(0)
+    return signs @ kernel @ signs

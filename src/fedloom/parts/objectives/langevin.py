@@ -78,7 +78,7 @@ Schedule = Literal["ddpm", "half"]
 SCHEDULES: Mapping[Schedule, Callable[..., float]] = {"ddpm": ddpm, "half": cosine}
 
 
-def apart(x: Float[Tensor, "classes N ..."], blur: float = 0.0) -> Float[Tensor, "classes N ..."]:
+def repulsion(x: Float[Tensor, "classes N ..."], blur: float = 0.0) -> Float[Tensor, "classes N ..."]:
     """φ_j = (1/N) Σ_k ∇_{x_k} k(x_k, x_j) within each class, with k(a, b) = exp(-‖B(a - b)‖²/h).
 
     This is (2/hN) B² Σ_k (x_j - x_k) k(x_k, x_j), the repulsion of Stein variational gradient descent (Liu and Wang,
@@ -94,20 +94,20 @@ def apart(x: Float[Tensor, "classes N ..."], blur: float = 0.0) -> Float[Tensor,
     Returns:
         φ in the shape of x, which sums to zero over a class.
 
-    >>> apart(torch.tensor([[[0.0], [1.0]]])).flatten().tolist()  # h = 1 / log 2, so that k = 1/2
+    >>> repulsion(torch.tensor([[[0.0], [1.0]]])).flatten().tolist()  # h = 1 / log 2, so that k = 1/2
     [-0.3465735912322998, 0.3465735912322998]
     """
-    many = x.shape[1]
-    if many < 2:
+    count = x.shape[1]
+    if count < 2:
         return torch.zeros_like(x)
     centred = blurred(x - x.mean(1, keepdim=True), blur)
     flat = centred.flatten(2)
     norms = flat.square().sum(-1)
     squared = (norms[:, :, None] + norms[:, None, :] - 2 * flat @ flat.mT).clamp(min=0)  # [classes, N, N]
-    i, j = torch.triu_indices(many, many, 1, device=x.device)
-    h = (squared[:, i, j].median(-1).values / log(many)).clamp(min=LEAST * flat.shape[-1])[:, None, None]
+    i, j = torch.triu_indices(count, count, 1, device=x.device)
+    h = (squared[:, i, j].median(-1).values / log(count)).clamp(min=LEAST * flat.shape[-1])[:, None, None]
     kernel = torch.exp(-squared / h)
-    force = 2 / many * (kernel.sum(-1, keepdim=True) * flat - kernel @ flat) / h
+    force = 2 / count * (kernel.sum(-1, keepdim=True) * flat - kernel @ flat) / h
     return blurred(force.view_as(x), blur)
 
 

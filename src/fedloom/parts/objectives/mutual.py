@@ -43,11 +43,11 @@ class Mutual(Term):
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         assert out.model is not None
-        own, shared = out.logits, out.model.shared(batch.x)  # pyright: ignore[reportFunctionMemberAccess]
-        of_own = self.alpha * divergence.cross_entropy(own, batch.y)
-        of_shared = self.beta * divergence.cross_entropy(shared, batch.y)
-        of_own = of_own + (1 - self.alpha) * divergence.kl(shared.detach(), own, 1.0)
-        return of_own + of_shared + (1 - self.beta) * divergence.kl(own.detach(), shared, 1.0)
+        own_logits, shared_logits = out.logits, out.model.shared(batch.x)  # pyright: ignore[reportFunctionMemberAccess]
+        own_loss = self.alpha * divergence.cross_entropy(own_logits, batch.y)
+        shared_loss = self.beta * divergence.cross_entropy(shared_logits, batch.y)
+        own_loss = own_loss + (1 - self.alpha) * divergence.kl(shared_logits.detach(), own_logits, 1.0)
+        return own_loss + shared_loss + (1 - self.beta) * divergence.kl(own_logits.detach(), shared_logits, 1.0)
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,9 @@ class AdaptiveMutual(Term):
     or padded with zeros. The term includes the cross entropy ℓ and therefore replaces it. It is used with
     ``personal=own_network`` and its ``align``.
 
-    Wu, Wu, Lyu, Huang & Xie, Nature Communications 2022 (FedKD). Deviations: s is that of a sample and has no gradient,
-    and h has no attention maps, which most networks lack. Uploads are compressed as there with ``uplink=[low_rank]``.
+    Wu, Wu, Lyu, Huang & Xie, Nature Communications 2022 (FedKD). Deviations: s is computed for each sample and has no
+    gradient, and h has no attention maps, which most networks lack. Uploads are compressed as there with
+    ``uplink=[low_rank]``.
     """
 
     needs = Needs(model="pair", features=True)
@@ -74,11 +75,11 @@ class AdaptiveMutual(Term):
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         assert out.model is not None
-        pair, own = out.model, out.logits
+        pair, teacher = out.model, out.logits
         hidden = pair.shared.features(batch.x)  # pyright: ignore[reportFunctionMemberAccess]
-        shared = pair.shared.head(hidden)  # pyright: ignore[reportFunctionMemberAccess]
-        labels = divergence.cross_entropy(own, batch.y) + divergence.cross_entropy(shared, batch.y)
-        both = divergence.kl(shared.detach(), own, 1.0) + divergence.kl(own.detach(), shared, 1.0)
+        student = pair.shared.head(hidden)  # pyright: ignore[reportFunctionMemberAccess]
+        labels = divergence.cross_entropy(teacher, batch.y) + divergence.cross_entropy(student, batch.y)
+        distillation = divergence.kl(student.detach(), teacher, 1.0) + divergence.kl(teacher.detach(), student, 1.0)
         aligned = pair.align(hidden.flatten(1))  # pyright: ignore[reportFunctionMemberAccess]
-        far = (out.vectors - aligned).square().mean(1)  # once: its slopes are those of both losses
-        return labels + (both + far) / labels.detach().clamp(min=1e-8)
+        feature_distance = (out.vectors - aligned).square().mean(1)  # once: its slopes are those of both losses
+        return labels + (distillation + feature_distance) / labels.detach().clamp(min=1e-8)

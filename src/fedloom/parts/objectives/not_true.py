@@ -12,18 +12,18 @@ from fedloom.core.parts import Needs, Term
 from fedloom.core.targets import CLASSES
 from fedloom.parts.objectives import divergence
 
-LEFT_OUT = -1e9  # logit of the true class
+EXCLUDED = -1e9  # logit of the true class
 
 
 @dataclass(frozen=True)
 class NotTrueDistillation(Term):
     """β τ² KL(q̃_glob‖q̃), where q̃_c = e^{z_c/τ} / Σ_{c'≠y} e^{z_c'/τ} leaves the true class y out.
 
-    z are the logits [B, C] of the model being trained; q̃_glob is computed in the same way from those of the received
-    model θ^t on the same mini-batch. The term is used beside cross entropy: that fits the true class, this preserves
-    what the received model predicts for the other classes, of which the client may have no samples. Its gradient is
-    zero in the first local step of a round, and with two classes. The factor τ² keeps the scale of gradients
-    independent of τ; it is 1 at the default. Lee, Jeong, Shin, Bae & Yun, NeurIPS 2022.
+    z are the logits [B, C] of the model being trained; q̃_glob is computed in the same way from the logits of the
+    received model θ^t on the same mini-batch. The term is used beside cross entropy: that fits the true class, this
+    preserves what the received model predicts for the other classes, of which the client may have no samples. Its
+    gradient is zero in the first local step of a round, and with two classes. The factor τ² keeps the scale of
+    gradients independent of τ; it is 1 at the default. Lee, Jeong, Shin, Bae & Yun, NeurIPS 2022.
 
     Args:
         beta: β ≥ 0, weight of the term; with 0 it is FedAvg.
@@ -45,5 +45,6 @@ class NotTrueDistillation(Term):
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         assert out.at is not None
-        there, here = (z.scatter(-1, batch.y[..., None], LEFT_OUT) for z in (out.at(ctx.received).logits, out.logits))
-        return self.beta * divergence.kl(there, here, self.tau)
+        logits = out.at(ctx.received).logits, out.logits
+        received, trained = (z.scatter(-1, batch.y[..., None], EXCLUDED) for z in logits)
+        return self.beta * divergence.kl(received, trained, self.tau)

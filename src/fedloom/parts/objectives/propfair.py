@@ -39,13 +39,14 @@ class PropFair(Term):
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         """A scalar for the batch, []."""
-        return self._of(batch.mean(cross_entropy(out.logits, batch.y)))
+        return self._log_room(batch.mean(cross_entropy(out.logits, batch.y)))
 
     def test_loss(self, out: Tensor, y: Tensor) -> Tensor:
         """-log_ε(M - ℓ) with the mean ℓ over all samples, []."""
-        return self._of(cross_entropy(out, y).mean())
+        return self._log_room(cross_entropy(out, y).mean())
 
-    def _of(self, mean: Tensor) -> Tensor:
+    def _log_room(self, mean: Tensor) -> Tensor:
+        """-log_ε(M - ℓ) of a mean loss ℓ."""
         room = self.M - mean
         line = log(self.eps) + (room - self.eps) / (self.M if self.beyond == "published" else self.eps)
         return -torch.where(room >= self.eps, room.clamp(min=self.eps).log(), line)

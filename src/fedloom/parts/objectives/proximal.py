@@ -37,9 +37,10 @@ class CosinePull(Term):
     """λ(1 - cos(θ, θ^t)), which keeps local models in the direction of the received one, whatever their length.
 
     Its gradient λ(cos(θ, θ^t) θ/‖θ‖ - θ^t/‖θ^t‖)/‖θ‖ is added in closed form; a model of zeros has no direction and is
-    not pulled. θ are the shared parameters. The local term of pFedGraph, whose clients receive mixtures of their own
-    (Ye et al., ICML 2023). The authors' code leaves it out of the first round and adds the cosine where this subtracts
-    it; of its two variants one has this cosine, the other Σ_j B_ij w_j/‖w_j‖ in the place of θ^t/‖θ^t‖.
+    not pulled. θ are the shared parameters. This is the local term of pFedGraph, in which each client receives a
+    mixture of its own (Ye et al., ICML 2023). The authors' code leaves it out of the first round and adds the cosine
+    where this subtracts it; of its two variants one has this cosine, the other Σ_j B_ij w_j/‖w_j‖ in the place of
+    θ^t/‖θ^t‖.
 
     Args:
         lam: λ ≥ 0.
@@ -51,8 +52,9 @@ class CosinePull(Term):
 
     def grad(self, grad: Tensor, w: Tensor, ctx: Context) -> Tensor:
         """g + λ(cos(θ, θ^t) θ/‖θ‖ - θ^t/‖θ^t‖)/‖θ‖."""
-        long, other = float(w.norm()), float(ctx.received.norm())
-        if not (long and other):
+        norm, received_norm = float(w.norm()), float(ctx.received.norm())
+        if not (norm and received_norm):
             return grad
-        cosine = float(w @ ctx.received) / (long * other)
-        return grad.add_(w, alpha=self.lam * cosine / long**2).sub_(ctx.received, alpha=self.lam / (long * other))
+        cosine = float(w @ ctx.received) / (norm * received_norm)
+        grad = grad.add_(w, alpha=self.lam * cosine / norm**2)
+        return grad.sub_(ctx.received, alpha=self.lam / (norm * received_norm))

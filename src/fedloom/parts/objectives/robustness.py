@@ -48,5 +48,5 @@ class Robustness(Term):
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         assert out.twin is not None
-        apart = (1 - self.alpha) * divergence.symmetric_kl(out.logits, out.twin, self.tau)
-        return self.alpha * divergence.cross_entropy(out.logits, batch.y) + apart if self.labels else apart
+        consistency = (1 - self.alpha) * divergence.symmetric_kl(out.logits, out.twin, self.tau)
+        return self.alpha * divergence.cross_entropy(out.logits, batch.y) + consistency if self.labels else consistency

@@ -84,7 +84,7 @@ class Selective(Term):
         guidance.multiplier(0, 1, self.lam_min, self.lam_max, self.lam_period)
 
     @property
-    def student(self) -> float:
+    def student_tau(self) -> float:
         """The model's temperature τ_s: τ unless it is set."""
         return self.tau if self.tau_s is None else self.tau_s
 
@@ -104,14 +104,14 @@ class Selective(Term):
         rounds, phi = ctx.facts.rounds, ctx.local["guide"]
         lam = guidance.multiplier(min(ctx.round, rounds), rounds, self.lam_min, self.lam_max, self.lam_period)
         slope = guidance.slope(
-            model(batch.x), batch.teacher, batch.y, self.tau, self.student, self.top_k, self.delta, batch.mask
+            model(batch.x), batch.teacher, batch.y, self.tau, self.student_tau, self.top_k, self.delta, batch.mask
         )
-        seen = self._seen(batch.teacher)
+        inputs = self._guide_inputs(batch.teacher)
         for _ in range(self.steps):
-            g = (seen @ phi).sigmoid()
-            far, spent = slope(g)
-            at = ((1 - self.alpha) * far + lam * spent) * g * (1 - g)  # the slope at ⟨a, t^τ⟩ + b
-            phi = phi - self.guide_lr * (at[..., None] * seen).flatten(0, -2).sum(0)
+            g = (inputs @ phi).sigmoid()
+            dist_slope, budget_slope = slope(g)
+            at = ((1 - self.alpha) * dist_slope + lam * budget_slope) * g * (1 - g)  # the slope at ⟨a, t^τ⟩ + b
+            phi = phi - self.guide_lr * (at[..., None] * inputs).flatten(0, -2).sum(0)
         return {"guide": phi}
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
@@ -123,8 +123,8 @@ class Selective(Term):
         phi = (ctx.local or ctx.down).get("guide")
         g = torch.zeros_like(out.teacher[..., 0]) if phi is None else self._guide(phi, out.teacher)
         labels = divergence.cross_entropy(out.logits, batch.y)
-        far = guidance.guided(out.logits, out.teacher, g, self.tau, self.student, self.top_k)
-        return self.alpha * labels + (1 - self.alpha) * far
+        distillation = guidance.guided(out.logits, out.teacher, g, self.tau, self.student_tau, self.top_k)
+        return self.alpha * labels + (1 - self.alpha) * distillation
 
     def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
         """Upload φ_i."""
@@ -136,9 +136,9 @@ class Selective(Term):
 
     def _guide(self, phi: Tensor, teacher_logits: Tensor) -> Tensor:
         """The guide g = σ(⟨a, t^τ⟩ + b), [B]."""
-        return (self._seen(teacher_logits) @ phi).sigmoid()
+        return (self._guide_inputs(teacher_logits) @ phi).sigmoid()
 
-    def _seen(self, teacher_logits: Tensor) -> Tensor:
+    def _guide_inputs(self, teacher_logits: Tensor) -> Tensor:
         """The guide's inputs (t^τ, 1), [B, C + 1]."""
         t = (teacher_logits / self.tau).softmax(-1)
         return torch.cat([t, torch.ones_like(t[..., :1])], -1)

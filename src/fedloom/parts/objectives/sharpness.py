@@ -16,7 +16,8 @@ from fedloom.core.parts import Probe, Term
 class Sharpness(Term):
     """Local steps go along the gradient at the end of a step uphill, on the same mini-batch.
 
-    With g = ∇F_i(w) [M] on the mini-batch, of the whole objective but its corrections, in all parameters of the model::
+    With g = ∇F_i(w) [M] on the mini-batch, of the whole objective without its corrections, in all parameters of the
+    model::
 
         g ← (1 - α) g + α ∇F_i(w + ρ g/‖g‖)
 
@@ -41,5 +42,5 @@ class Sharpness(Term):
     def probe(self, grad: Tensor, w: Tensor, ctx: Context) -> Probe:
         """(1 - α) g + α ∇F_i(w + ρ g/‖g‖)."""
         length = vector_norm(grad).clamp(min=1e-12) if self.unit else 1.0  # where g is 0, it is the point itself
-        there = yield w + grad * (self.rho / length)
-        return grad.lerp(there, self.blend) if self.blend < 1 else there
+        uphill = yield w + grad * (self.rho / length)
+        return grad.lerp(uphill, self.blend) if self.blend < 1 else uphill

@@ -67,14 +67,14 @@ class Variational(Term):
         mean, logvar = out.model(batch.x, batch.y, part="encode")
         z = mean + (0.5 * logvar).exp() * ctx.local["eps"].reshape(mean.shape)
         low, high = ctx.facts.low, ctx.facts.high
-        real, made = ((x - low) / (high - low) for x in (batch.x, out.model(z, batch.y, part="decode")))
+        real, decoded = ((x - low) / (high - low) for x in (batch.x, out.model(z, batch.y, part="decode")))
         if self.likelihood == "bernoulli":
-            least = torch.finfo(made.dtype).eps
-            made = made.clamp(least, 1 - least)
-            missed = -(real * made.log() + (1 - real) * (1 - made).log())
+            least = torch.finfo(decoded.dtype).eps
+            decoded = decoded.clamp(least, 1 - least)
+            errors = -(real * decoded.log() + (1 - real) * (1 - decoded).log())
         else:
-            missed = (real - made).square() / (2 * self.variance) + 0.5 * log(2 * pi * self.variance)
-        return missed.flatten(1).sum(1) + self.beta * divergence(mean, logvar)
+            errors = (real - decoded).square() / (2 * self.variance) + 0.5 * log(2 * pi * self.variance)
+        return errors.flatten(1).sum(1) + self.beta * divergence(mean, logvar)
 
 
 def divergence(mean: Float[Tensor, "B latent"], logvar: Float[Tensor, "B latent"]) -> Float[Tensor, "B"]:

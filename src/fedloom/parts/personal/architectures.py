@@ -60,10 +60,10 @@ class Architectures(Personal):
         """The list of networks."""
         networks = getattr(model, "networks", None)
         if not isinstance(networks, nn.ModuleList) or len(networks) != self.count:
-            has = len(networks) if isinstance(networks, nn.ModuleList) else 1
+            count = len(networks) if isinstance(networks, nn.ModuleList) else 1
             raise ConfigError(
-                f"personal: clients have {self.count} networks to choose from, but the model has {has}; give a list of "
-                "models, or model=several with as many names."
+                f"personal: clients have {self.count} networks to choose from, but the model has {count}; give a list "
+                "of models, or model=several with as many names."
             )
         return model
 
@@ -103,8 +103,8 @@ class OwnBodies(Architectures):
 
         h ← h - Σ_{i∈S} p_i Δ_i                    over the clients of all groups
 
-    All networks have a module ``head`` with parameters of the same shapes; what is shared is that of the first one, and
-    those of the others are not used. With equal networks it is ``private_body``.
+    All networks have a module ``head`` with parameters of the same shapes; the shared head is that of the first
+    network, and the heads of the others are not used. With equal networks it is ``private_body``.
 
     Args:
         by: see ``architectures``.
@@ -115,8 +115,8 @@ class OwnBodies(Architectures):
 
     def network(self, whole: nn.Module, level: int) -> nn.Module:
         """The network of a group, with the head of the first."""
-        first, own = super().network(whole, 0), super().network(whole, level)
-        heads = [getattr(one, "head", None) for one in (first, own)]
+        first, network = super().network(whole, 0), super().network(whole, level)
+        heads = [getattr(model, "head", None) for model in (first, network)]
         shapes = [isinstance(head, nn.Module) and [tuple(p.shape) for p in head.parameters()] for head in heads]
         if shapes[0] != shapes[1]:
             raise ConfigError(
@@ -125,23 +125,23 @@ class OwnBodies(Architectures):
                 "'head' for features of one length."
             )
         if not level:
-            return own
-        own = copy.deepcopy(own)
-        own.head = first.head
-        return own
+            return network
+        network = copy.deepcopy(network)
+        network.head = first.head
+        return network
 
     def is_private(self, name: str, owner: nn.Module) -> bool:
-        """Whether the parameter is none of the shared head."""
+        """Whether the parameter does not belong to the shared head."""
         return not name.startswith(("networks.0.head.", "head."))
 
 
-class Beside(nn.Module):
-    """A network of a client's own beside the shared one; its features and output are those of its own.
+class NetworkPair(nn.Module):
+    """A network of the client's own beside the shared one; features and output are those of the client's own network.
 
     Args:
         shared: the shared network.
         own: the client's own.
-        align: maps features of the shared one to those of the own one.
+        align: maps features of the shared network to those of the own one.
     """
 
     def __init__(self, shared: nn.Module, own: nn.Module, align: nn.Module) -> None:
@@ -162,7 +162,7 @@ class Beside(nn.Module):
 
 
 class SharedFirst(nn.Module):
-    """Networks of which the first is shared; the output is that of the shared one."""
+    """Networks of which the first is shared; the output is the shared network's."""
 
     def __init__(self, networks: nn.ModuleList, align: nn.ModuleList) -> None:
         super().__init__()
@@ -208,45 +208,45 @@ class OwnNetwork(Architectures):
                 f"personal 'own_network': a shared network and {self.count} of the clients' own are "
                 f"{self.count + 1} models, but there are {len(networks)}; list the shared one first."
             )
-        maps = nn.ModuleList([_map(networks[0], own) if self.align else nn.Identity() for own in networks[1:]])
+        maps = nn.ModuleList([_map(networks[0], network) if self.align else nn.Identity() for network in networks[1:]])
         return SharedFirst(networks, maps)
 
     def network(self, whole: nn.Module, level: int) -> nn.Module:
         """The shared network with the own one of a group beside it."""
         names = "networks.0", f"networks.{level + 1}", f"align.{level}"
-        return Beside(*map(whole.get_submodule, names))
+        return NetworkPair(*map(whole.get_submodule, names))
 
     def is_private(self, name: str, owner: nn.Module) -> bool:
         """Whether the parameter is one of an own network, or of a map to its features."""
         return name.startswith(("networks.", "own.", "align.")) and not name.startswith("networks.0.")
 
 
-def _map(shared: nn.Module, own: nn.Module) -> nn.Linear:
-    """A map from the inputs of one network's head to those of another's, at first the identity, cut off or padded."""
-    lengths = [getattr(getattr(one, "head", None), "in_features", None) for one in (shared, own)]
+def _map(shared: nn.Module, private: nn.Module) -> nn.Linear:
+    """A map from the shared network's features to the private one's, at first the identity, truncated or padded."""
+    lengths = [getattr(getattr(network, "head", None), "in_features", None) for network in (shared, private)]
     if None in lengths:
         raise ConfigError(
             "personal 'own_network' aligns the features before linear heads, but a network has no such 'head'; set "
             "align=false, or give it one."
         )
-    made = nn.Linear(*lengths, bias=False, dtype=next(own.parameters()).dtype)  # pyright: ignore
-    nn.init.eye_(made.weight)
-    return made
+    layer = nn.Linear(*lengths, bias=False, dtype=next(private.parameters()).dtype)  # pyright: ignore
+    nn.init.eye_(layer.weight)
+    return layer
 
 
 def for_networks(method: Method, count: int) -> Method:
-    """The method for clients that train one of so many networks each, unless it says itself which.
+    """The method for clients that each train one of ``count`` networks; one that assigns networks itself is unchanged.
 
     Parameters that a method keeps at its clients stay there; those that it averages are averaged within a group, but
     the head over all groups if the bodies are kept.
     """
-    personal, kinds = method.personal, {Personal: Architectures, LocalOnly: OwnArchitectures, PrivateBody: OwnBodies}
+    personal, parts = method.personal, {Personal: Architectures, LocalOnly: OwnArchitectures, PrivateBody: OwnBodies}
     if isinstance(personal, OwnNetwork):
         return replace(method, personal=replace(personal, count=count - 1))
     if isinstance(personal, Architectures):
         return method
-    if kind := kinds.get(type(personal)):
-        return replace(method, personal=kind(count))
+    if part := parts.get(type(personal)):
+        return replace(method, personal=part(count))
     raise ConfigError(
         f"with a list of models every client trains one whole network, but personal {label(personal)!r} splits "
         "or doubles it; choose a method that averages whole models, or one like fedproto that keeps them."

@@ -27,7 +27,7 @@ class Shift(nn.Module):
 
 @dataclass(frozen=True)
 class BiasMemory(Personal):
-    """The head sees r(x) + b_i: features r(x) [B, d] of the shared body, and a trained vector b_i [d] of the client's.
+    """The head sees r(x) + b_i: features r(x) [B, d] of the shared body, and a trained vector b_i [d] of the client.
 
     Body and head are shared and averaged. b_i is 0 at first, takes the same local steps as they do, is never sent, and
     is deployed with them. It stores what sets a client's features apart, so that the body need not: in FedDBE the term
@@ -51,9 +51,10 @@ class BiasMemory(Personal):
                 "personal 'bias_memory' adds a vector to the inputs of a linear head, but "
                 f"{type(model).__name__} has none; wrap the module, like fedloom.wrap(module, head='fc')."
             )
-        made = copy.deepcopy(model)
-        made.head = nn.Sequential(OrderedDict(memory=Shift(linear.weight[0]), linear=made.head))  # type: ignore[arg-type]
-        return made
+        network = copy.deepcopy(model)
+        shift = Shift(linear.weight[0])
+        network.head = nn.Sequential(OrderedDict(memory=shift, linear=network.head))  # type: ignore[arg-type]
+        return network
 
     def is_private(self, name: str, owner: nn.Module) -> bool:
         """Whether the parameter is b."""

@@ -15,7 +15,7 @@ from fedloom.core.context import Context, Heard, Model
 from fedloom.core.message import ClientEnd
 from fedloom.core.parts import Needs, Personal
 
-LEAST = 1e-3  # ε: what is left of the pull at the end of its exponential decay
+LEAST = 1e-3  # ε: the fraction of the pull that is left at the end of its exponential decay
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Combined(Personal):
     citation = "luo2022apple"
 
     def pull(self, t: int, rounds: int) -> float:
-        """λ(t) μ in a run of so many rounds.
+        """λ(t) μ in round t of ``rounds``.
 
         >>> part = Combined(mu=1.0, span=0.5, decay="cosine")
         >>> [round(part.pull(t, 8), 3) for t in range(5)]
@@ -65,14 +65,14 @@ class Combined(Personal):
         last = int(self.span * rounds)
         if t >= last:
             return 0.0
-        left = LEAST ** (t / last) if self.decay == "exponential" else (1 + math.cos(math.pi * t / last)) / 2
-        return self.mu * left
+        decay = LEAST ** (t / last) if self.decay == "exponential" else (1 + math.cos(math.pi * t / last)) / 2
+        return self.mu * decay
 
     def begin(self, ctx: Context) -> Tree:
         """p_i, and the others' models by number."""
-        heard, known = _heard(ctx), ctx.state.get("models")
+        heard, copies = _heard(ctx), ctx.state.get("models")
         models = {
-            str(n): heard.models[n] if n in heard.models else ctx.received if known is None else known[n]
+            str(n): heard.models[n] if n in heard.models else ctx.received if copies is None else copies[n]
             for n in range(len(heard.shares))
             if n != heard.number
         }
@@ -80,10 +80,10 @@ class Combined(Personal):
 
     def point(self, w: Tensor, ctx: Context) -> Tensor:
         """x_i."""
-        own, made = _heard(ctx).number, torch.zeros_like(w)
+        number, x = _heard(ctx).number, torch.zeros_like(w)
         for n, weight in enumerate(ctx.local["weights"].tolist()):
-            made.add_(w if n == own else ctx.local[str(n)], alpha=weight)
-        return made
+            x.add_(w if n == number else ctx.local[str(n)], alpha=weight)
+        return x
 
     def chain(self, grad: Tensor, w: Tensor, ctx: Context) -> tuple[Tree, Tensor]:
         """The step of p_i, and p_ii ∇F_i."""
@@ -95,10 +95,10 @@ class Combined(Personal):
 
     def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
         """p_i is kept, and the others' models if not all of them come in every round."""
-        heard, kept = _heard(ctx), {"weights": ctx.local["weights"]}
+        heard, state = _heard(ctx), {"weights": ctx.local["weights"]}
         if len(heard.models) < len(heard.shares) - 1:
-            kept["models"] = torch.stack([ctx.local.get(str(n), ctx.received) for n in range(len(heard.shares))])
-        return ClientEnd(kept, {}, update)
+            state["models"] = torch.stack([ctx.local.get(str(n), ctx.received) for n in range(len(heard.shares))])
+        return ClientEnd(state, {}, update)
 
 
 def _heard(ctx: Context) -> Heard:

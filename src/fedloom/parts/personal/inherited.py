@@ -1,4 +1,4 @@
-"""FedPHP: a client inherits the models of its own past, which it deploys and learns from."""
+"""FedPHP: a client deploys, and learns from, an average of its past models."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Inherited(Personal):
         h_i ← μ_i h_i + (1 - μ_i) θ_i          after local work, μ_i = μ t/T in round t, and 0 at the first visit
 
     Early in the run h_i is nearly the last model, later an average. Terms find it in ``ctx.own`` as ``history``: FedPHP
-    has the term ``inheritance`` beside the loss, which learns from it. At its first visit a client has none, and what
-    it received is in its place. With μ = 0 it is the client's last model, which as a teacher is pFedSD's (Jin et al.,
-    IEEE TPDS 2022). Two models are kept, h_i before the last visit and θ_i. Batch statistics are the received ones.
-    Drifts that read gradients from displacements are refused, as they are beside all parts with a ``start``.
+    has the term ``inheritance`` beside the loss, which learns from it. At its first visit a client has none, and the
+    received model is in its place. With μ = 0 it is the client's last model, which as a teacher is pFedSD's (Jin et
+    al., IEEE TPDS 2022). Two models are kept, h_i before the last visit and θ_i. Batch statistics are the received
+    ones. Drifts that read gradients from displacements are refused, as they are beside all parts with a ``start``.
 
     Li, Zhan, Shao, Li & Song, ECML PKDD 2021 (FedPHP). The authors' code has μ_i = μ min(1, v_i K / (T |S_t|)) for a
     client's earlier visits v_i, of which t|S_t|/K are expected until round t: here μ_i has the expected number, which a
@@ -65,5 +65,5 @@ class Inherited(Personal):
 
 
 def _inherited(own: Tree) -> Tensor:
-    """μ_i h_i + (1 - μ_i) θ_i [P], of what was kept at the last visit."""
+    """μ_i h_i + (1 - μ_i) θ_i [P], from the state after the last visit."""
     return torch.lerp(own["private"], own["history"], own["weight"])

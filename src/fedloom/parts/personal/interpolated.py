@@ -65,8 +65,8 @@ class Subspace(Paired):
         ww, vv, wv = at.products()
         if not (ww and vv):  # the angle with a model of zeros, like a logistic regression's first: no pull
             return RegGrad((self.mu, 0.0, -self.mu))
-        across = 2 * self.nu * wv / (ww * vv)  # 2νc / (‖w‖‖v‖)
-        return RegGrad((self.mu - across * wv / ww, across, -self.mu), (-across * wv / vv, across, 0.0))
+        coupling = 2 * self.nu * wv / (ww * vv)  # 2νc / (‖w‖‖v‖)
+        return RegGrad((self.mu - coupling * wv / ww, coupling, -self.mu), (-coupling * wv / vv, coupling, 0.0))
 
     def private_start(
         self, received: Tensor, initial: Tensor, own: Tensor | None, another: Callable[[], Tensor]
@@ -114,9 +114,9 @@ class APFL(Paired):
         self, received: Tensor, initial: Tensor, own: Tensor | None, another: Callable[[], Tensor]
     ) -> Tensor:
         """v, and α if it is learnt."""
-        learnt = [self.alpha] if self.learn else []
+        scalars = [self.alpha] if self.learn else []
         first = initial if self.initial else received
-        return torch.cat([first, first.new_tensor(learnt)]) if own is None else own
+        return torch.cat([first, first.new_tensor(scalars)]) if own is None else own
 
     def views(self, step: StepInfo, extra: Tensor, ctx: Context) -> tuple[View, ...]:
         """v at the interpolation, which leaves w where it is, and w at w; or the other way round."""
@@ -129,6 +129,6 @@ class APFL(Paired):
 
     def uses(self, client: int, own: Callable[[], Tree | None], samples: int) -> tuple[Use, ...]:
         """The fixed α, or the client's learnt one; w if it never participated."""
-        if (mine := own()) is None:
+        if (state := own()) is None:
             return (Use(lam=0.0),)
-        return (Use(lam=float(mine["private"][-1]) if self.learn else self.alpha),)
+        return (Use(lam=float(state["private"][-1]) if self.learn else self.alpha),)

@@ -1,4 +1,4 @@
-"""Local work that starts at the client's last model, or between that and the received one (FedALA)."""
+"""Local work that starts at the client's last model, or between it and the received one (FedALA)."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Merged(Personal):
         θ̂_i = θ_i + (θ^t - θ_i) ⊙ W_i          W_i ← clip(W_i - η ∇F_i(θ̂_i) ⊙ (θ^t - θ_i), 0, 1)
 
     W_i [P] is learnt for the parameters of the last ``layers`` layers, and 1 for all others. The weights start at
-    ``initial`` and take the second step for every mini-batch of a random part of the client's samples: when the client
-    comes for the second time, until the mean losses of the last 10 epochs have a standard deviation below
+    ``initial`` and take the step on the right for every mini-batch of a random part of the client's samples: when the
+    client comes for the second time, until the mean losses of the last 10 epochs have a standard deviation below
     ``tolerance``, and in all later rounds for one epoch. At its first visit a client has no model yet, and starts at
     θ^t. What is sent and averaged is θ_i after local training. A client deploys the mixture of the server's model and
     its last one by its weights, or the server's model if it never participated. Batch statistics are the received ones.
@@ -61,21 +61,22 @@ class Merged(Personal):
         return {"weights": torch.full_like(theta, self.initial), "epochs": theta.new_zeros(())}
 
     def start(self, ctx: Context, received: Tensor, own: Tree | None, draws: np.random.Generator) -> Start:
-        """θ̂_i, with weights that have learnt."""
+        """θ̂_i, after the steps of the weights."""
         w, epochs = ctx.state["weights"].clone(), int(ctx.state["epochs"])
-        free = slice(len(w) - sum(ctx.facts.layers[-self.layers :]), None)
-        w[: free.start] = 1
+        learnable = slice(len(w) - sum(ctx.facts.layers[-self.layers :]), None)
+        w[: learnable.start] = 1
         if own is None:
             return {**ctx.state, "weights": w}, received
         last, samples, losses = own["private"], ctx.samples, []
         rows = torch.from_numpy(draws.permutation(len(samples.x))[: max(round(self.fraction * len(samples.x)), 1)])
-        most = 0 if not self.rate else 1 if epochs else self.most
-        while len(losses) < most and not (len(losses) > RECENT and np.std(losses[-RECENT:]) < self.tolerance):
+        limit = 0 if not self.rate else 1 if epochs else self.most
+        while len(losses) < limit and not (len(losses) > RECENT and np.std(losses[-RECENT:]) < self.tolerance):
             values = []
-            for part in rows.split(self.batch_size or len(rows)):
-                at = part.to(samples.x.device)
-                grad, value = yield torch.lerp(last, received, w), Batch(samples.x[at], samples.y[at])
-                w[free] = (w - self.rate * grad * (received - last))[free].clamp(0, 1)
+            for batch_rows in rows.split(self.batch_size or len(rows)):
+                batch_rows = batch_rows.to(samples.x.device)
+                batch = Batch(samples.x[batch_rows], samples.y[batch_rows])
+                grad, value = yield torch.lerp(last, received, w), batch
+                w[learnable] = (w - self.rate * grad * (received - last))[learnable].clamp(0, 1)
                 values.append(value)
             losses.append(float(torch.stack(values).mean()))
         return {"weights": w, "epochs": ctx.state["epochs"] + len(losses)}, torch.lerp(last, received, w)

@@ -62,8 +62,8 @@ def is_simple(client: int, share: float) -> bool:
     return floor((client + 1) * share + 1e-9) > floor(client * share + 1e-9)
 
 
-def _exit(name: str, model: nn.Module) -> nn.Module:
-    """The model itself, after checking that it has an early exit."""
+def _require_exit(name: str, model: nn.Module) -> nn.Module:
+    """Return the model if it has an early exit."""
     parts = dict(model.named_modules())
     if not hasattr(model, "ends") or "body.near" not in parts or "exit" not in parts:
         raise ConfigError(
@@ -105,10 +105,10 @@ class EarlyExitSlice(TwoLevels):
         complex clients  minimise f_j(w_c) + σ f_j([w_c]_M)         and hold w_c, including the exit
         server           w_s = [w_c]_M: the mean over all active clients; the rest of w_c: over the complex ones
 
-    With σ = 1 this is FedHeN; with σ = 0 the complex clients have no side objective (NoSide); they return the exit's
-    parameters changed by weight decay only, and these enter the mean. Acar & Saligrama 2022; Acar, thesis, algorithms
-    4, 5 and 9. There the first half of the clients is simple; here simple and complex clients alternate, so that a
-    partition ordered by client number does not split the data along with the networks.
+    With σ = 1 this is FedHeN; with σ = 0 the complex clients have no side objective (NoSide): weight decay alone
+    changes the exit's parameters that they return, which enter the mean. Acar & Saligrama 2022; Acar, thesis,
+    algorithms 4, 5 and 9. There the first half of the clients is simple; here simple and complex clients alternate, so
+    that a partition ordered by client number does not split the data along with the networks.
 
     Args:
         side_weight: σ ≥ 0, weight of the exit's loss at complex clients.
@@ -118,7 +118,7 @@ class EarlyExitSlice(TwoLevels):
 
     def whole(self, model: nn.Module) -> nn.Module:
         """The complex network, with its exit."""
-        return _exit("early_exit", model)
+        return _require_exit("early_exit", model)
 
     def network(self, whole: nn.Module, level: int) -> nn.Module:
         """The complex network, or its part up to the exit."""
@@ -139,7 +139,7 @@ class Decoupled(TwoLevels):
 
     def whole(self, model: nn.Module) -> nn.Module:
         """A copy of the first stages with the exit, and the network without the exit."""
-        complex = copy.deepcopy(_exit("decoupled", model))
+        complex = copy.deepcopy(_require_exit("decoupled", model))
         del complex.exit
         return Both(copy.deepcopy(Simple(model)), complex)
 
@@ -227,57 +227,57 @@ def narrowed(model: nn.Module, share: float, scale: bool = False) -> nn.Module:
     Raises:
         ConfigError: if a layer cannot be cut.
     """
-    small = copy.deepcopy(model)
-    owners = [
+    network = copy.deepcopy(model)
+    layers = [
         (name, part)
-        for name, part in small.named_modules()
+        for name, part in network.named_modules()
         if isinstance(part, nn.GroupNorm) or any(True for _ in (*part.parameters(False), *part.buffers(False)))
     ]
-    cut = [name for name, part in owners if not isinstance(part, nn.GroupNorm)]
+    cut = [name for name, part in layers if not isinstance(part, nn.GroupNorm)]
     heads = [name for name in cut if name.rpartition(".")[2] == "head"] or cut[-1:]
-    for name, part in owners:
+    for name, part in layers:
         if not isinstance(part, KINDS):
             raise ConfigError(
                 f"personal 'width_slice' cannot cut {name!r}, a {type(part).__name__}; it can cut linear layers, "
                 "convolutions and group normalisation."
             )
         if isinstance(part, nn.GroupNorm):
-            part.num_groups = _whole(name, "groups", part.num_groups, share)
-            part.num_channels = _whole(name, "channels", part.num_channels, share)
-            _take(part, "weight", part.num_channels)
-            _take(part, "bias", part.num_channels)
+            part.num_groups = _integer(name, "groups", part.num_groups, share)
+            part.num_channels = _integer(name, "channels", part.num_channels, share)
+            _truncate(part, "weight", part.num_channels)
+            _truncate(part, "bias", part.num_channels)
             continue
         linear = isinstance(part, nn.Linear)
         fan_out, fan_in = ("out_features", "in_features") if linear else ("out_channels", "in_channels")
         if name not in heads:
             if scale:
                 part.register_forward_hook(Scaler(share))
-            setattr(part, fan_out, _whole(name, "outputs", getattr(part, fan_out), share))
+            setattr(part, fan_out, _integer(name, "outputs", getattr(part, fan_out), share))
         if name != cut[0]:
-            setattr(part, fan_in, _whole(name, "inputs", getattr(part, fan_in), share))
+            setattr(part, fan_in, _integer(name, "inputs", getattr(part, fan_in), share))
             if not linear and part.groups > 1:
-                part.groups = _whole(name, "groups", part.groups, share)
+                part.groups = _integer(name, "groups", part.groups, share)
         groups = 1 if linear else part.groups
-        _take(part, "weight", getattr(part, fan_out), getattr(part, fan_in) // groups)
-        _take(part, "bias", getattr(part, fan_out))
-    return small
+        _truncate(part, "weight", getattr(part, fan_out), getattr(part, fan_in) // groups)
+        _truncate(part, "bias", getattr(part, fan_out))
+    return network
 
 
-def _whole(name: str, what: str, count: int, share: float) -> int:
+def _integer(name: str, what: str, count: int, share: float) -> int:
     """The integer share · count."""
-    kept = round(share * count)
-    if kept < 1 or abs(kept - share * count) > 1e-6:
+    product = round(share * count)
+    if product < 1 or abs(product - share * count) > 1e-6:
         raise ConfigError(
             f"personal 'width_slice' cannot take {share:g} of the {count} {what} of {name!r}: "
             "this must be a whole number of at least 1."
         )
-    return kept
+    return product
 
 
-def _take(part: nn.Module, name: str, *sizes: int) -> None:
+def _truncate(part: nn.Module, name: str, *sizes: int) -> None:
     """Keep the first rows, and columns, of a parameter."""
     old = getattr(part, name)
     if old is not None:
         with torch.no_grad():
-            kept = old[tuple(slice(size) for size in sizes)].clone()
-        setattr(part, name, nn.Parameter(kept, requires_grad=old.requires_grad))
+            values = old[tuple(slice(size) for size in sizes)].clone()
+        setattr(part, name, nn.Parameter(values, requires_grad=old.requires_grad))

@@ -22,7 +22,7 @@ class Ditto(Paired):
     v [P] starts as the first model that the client received, or as θ⁰, and is deployed; a client that never
     participated deploys w. The client keeps the batch statistics of v's passes beside v, and deploys it with them: with
     λ = 0 it is local training. The trajectory of w is that of FedAvg, batch statistics included, bitwise with
-    ``compute=live``, and up to rounding with the batched one, unless layers draw random numbers (dropout), since v's
+    ``compute=live``, and up to rounding in batched passes, unless layers draw random numbers (dropout), since v's
     pass draws, too. Li et al., ICML 2021, algorithm 1.
 
     Args:
@@ -58,7 +58,7 @@ class PFedMe(Paired):
     round w and v are both θ^t [P], and within the round v continues from the previous mini-batch. Both loops are
     plain gradient descent, whatever the momentum or optimiser of local training. Clipping and weight decay act on the
     steps of v alone: ∇F_i(v) + λ(v - w) is clipped as a whole, and the decay is added to it. A client deploys v (w, if
-    it never participated). There are passes at v alone: their batch statistics start as the received ones, are deployed
+    it never participated). All passes are at v: their batch statistics start as the received ones, are deployed
     with v, and are uploaded as those of w. The server's part of the method is θ ← (1 - β)θ + β·mean, which is server
     SGD with learning rate β. T. Dinh, Tran & Nguyen, NeurIPS 2020, algorithm 1.
 
@@ -80,11 +80,11 @@ class PFedMe(Paired):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._bounded("personal_lr", self.personal_lr)
+        self._check_rate("personal_lr", self.personal_lr)
 
     def check(self, local: Local, facts: Facts) -> None:
         """Raise ``ConfigError`` if ηλ ≥ 2."""
-        self._bounded("the local learning rate", local.lr)
+        self._check_rate("the local learning rate", local.lr)
 
     def private_start(
         self, received: Tensor, initial: Tensor, own: Tensor | None, another: Callable[[], Tensor]
@@ -101,7 +101,7 @@ class PFedMe(Paired):
         """λ(v - w) for v or λ(w - v) for w, whichever moves."""
         return RegGrad((self.lam, -self.lam, 0.0), (self.lam, -self.lam, 0.0))
 
-    def _bounded(self, name: str, rate: float) -> None:
+    def _check_rate(self, name: str, rate: float) -> None:
         if rate * self.lam >= 2:
             raise ConfigError(
                 f"personal 'pfedme': {name} is {rate:g}, but with lam {self.lam:g} steps of {2 / self.lam:.3g} or more "

@@ -48,10 +48,10 @@ class Ensemble(ServerOptimizer):
         data = info.server_data
         assert data is not None
         logits = logits_of(data, info.models(), info.buffers, data.inputs)
-        able = usable(logits)
-        if able.sum() < 2 or not self.steps:
+        finite = usable(logits)
+        if finite.sum() < 2 or not self.steps:
             return state, theta
-        teacher = torch.softmax(logits[:, able].mean(1) / self.temperature, -1)
+        teacher = torch.softmax(logits[:, finite].mean(1) / self.temperature, -1)
         theta = theta.clone().requires_grad_()
         optimiser = torch.optim.Adam([theta], self.lr)
         with torch.enable_grad():

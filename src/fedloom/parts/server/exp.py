@@ -34,12 +34,12 @@ class Extrapolated(ServerOptimizer):
     citation = "jhunjhunwala2023fedexp"
 
     def step(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
-        size = update.square().sum() + self.eps
+        square = update.square().sum() + self.eps
         squares = uploads["squares"] * info.rescaling**2
         if info.combined is not info.mixed:
             assert info.combined is not None
             assert info.mixed is not None
-            long = info.mixed.square().sum()
-            squares = torch.where(long > 0, squares * info.combined.square().sum() / long, 0.0)
-        ratio = torch.where(size > 0, squares / (2 * size), 1.0)  # a mean update of 0 is not a step
+            mixed_square = info.mixed.square().sum()
+            squares = torch.where(mixed_square > 0, squares * info.combined.square().sum() / mixed_square, 0.0)
+        ratio = torch.where(square > 0, squares / (2 * square), 1.0)  # a mean update of 0 is not a step
         return state, ratio.clamp(min=1.0) * update

@@ -51,7 +51,7 @@ class Attention(OwnModel):
 
 
 def squared_distances(theta: Callable[[int], Tensor], models: np.ndarray) -> np.ndarray:
-    """‖θ_r - θ_s‖² of models, float64 [n, n], by products of what they differ in from a central one.
+    """‖θ_r - θ_s‖² of models, float64 [n, n], by inner products of their differences from a central one.
 
     Where numbers overflow, the distance is infinite.
     """

@@ -58,15 +58,15 @@ class Bipartition(OwnModel):
         weights = np.zeros((clients, clients))
         for number in np.unique(cluster).tolist():
             members = np.flatnonzero(cluster == number)
-            there = np.intersect1d(members, active)
-            heard = there if len(there) else members
-            weights[np.ix_(members, heard)] = meeting.shares(heard)
-            if len(there) == len(members) > 1:
-                cluster[self._apart(members, meeting)] = cluster.max() + 1
+            present = np.intersect1d(members, active)
+            sources = present if len(present) else members
+            weights[np.ix_(members, sources)] = meeting.shares(sources)
+            if len(present) == len(members) > 1:
+                cluster[self._leavers(members, meeting)] = cluster.max() + 1
         return {"cluster": torch.from_numpy(cluster)}, Links.dense(np.arange(clients), weights)
 
-    def _apart(self, members: np.ndarray, meeting: Meeting) -> np.ndarray:
-        """The members that leave a cluster, which may be none."""
+    def _leavers(self, members: np.ndarray, meeting: Meeting) -> np.ndarray:
+        """The members that leave the cluster, if it is divided."""
         from scipy.cluster.hierarchy import cut_tree, linkage  # slow to import
         from scipy.spatial.distance import squareform
 
@@ -78,7 +78,7 @@ class Bipartition(OwnModel):
         if not (mean < self.mean_below and norms.max() > self.some_above):
             return members[:0]
         cosine = gram / np.maximum(np.outer(norms, norms), 1e-300)
-        merged = linkage(squareform(1 - cosine, checks=False), "single")
-        leaves = cut_tree(merged, 2).ravel() == 1
+        tree = linkage(squareform(1 - cosine, checks=False), "single")
+        leaves = cut_tree(tree, 2).ravel() == 1
         cross = float(cosine[np.ix_(leaves, ~leaves)].max())
         return members[leaves] if self.gamma < np.sqrt(max(1 - cross, 0.0) / 2) else members[:0]

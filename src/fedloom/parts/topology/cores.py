@@ -1,4 +1,4 @@
-"""Every client has a model at the server, its core, and downloads those of others: APPLE's exchange."""
+"""Every client has a model at the server, its core, and downloads cores of others: APPLE's exchange."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Cores(OwnModel):
     citation = "luo2022apple"
 
     def heard(self, number: int, models: int, draws: np.random.Generator) -> np.ndarray:
-        others = np.delete(np.arange(models), number)
-        if self.models is None or self.models >= len(others):
-            return others
-        return np.sort(draws.choice(others, self.models, replace=False))
+        candidates = np.delete(np.arange(models), number)
+        if self.models is None or self.models >= len(candidates):
+            return candidates
+        return np.sort(draws.choice(candidates, self.models, replace=False))

@@ -42,36 +42,37 @@ class FirstOrder(OwnModel):
     citation = "zhang2021fedfomo"
 
     def init_server(self, theta: Tensor, facts: Facts) -> Tree:
-        none = self.models is None
-        return {} if none else {"affinity": torch.zeros(facts.clients, facts.clients, dtype=torch.float64)}
+        if self.models is None:
+            return {}
+        return {"affinity": torch.zeros(facts.clients, facts.clients, dtype=torch.float64)}
 
     def between(self, state: Tree, meeting: Meeting) -> tuple[Tree, Links]:
         active, clients = meeting.active, meeting.facts.clients
         affinity = state["affinity"].cpu().numpy().copy() if state else np.zeros((clients, clients))
-        heard = [np.append(self._others(affinity, i, meeting), i) for i in active.tolist()]
+        sources = [np.append(self._neighbours(affinity, i, meeting), i) for i in active.tolist()]
         before = {i: float(meeting.received_losses(i, np.array([i]))[0]) for i in active.tolist()}
-        row, source = np.repeat(active, [len(one) for one in heard]), np.concatenate(heard)
+        row, source = np.repeat(active, [len(models) for models in sources]), np.concatenate(sources)
         gain, squared = np.zeros(len(row)), np.zeros(len(row))
         for n in np.unique(source).tolist():
             at = np.flatnonzero(source == n)
             gain[at] = [before[i] for i in row[at].tolist()] - meeting.losses(n, row[at])
             squared[at] = [float((meeting.theta(n) - meeting.received(i)).square().sum()) for i in row[at].tolist()]
-        steep = np.where(squared > 0, np.nan_to_num(gain, nan=0.0) / np.sqrt(np.maximum(squared, 1e-300)), 0.0)
-        steep = np.maximum(steep, 0.0)
+        slope = np.where(squared > 0, np.nan_to_num(gain, nan=0.0) / np.sqrt(np.maximum(squared, 1e-300)), 0.0)
+        slope = np.maximum(slope, 0.0)
         if self.models is not None:
-            affinity[row, source] += steep
+            affinity[row, source] += slope
             state = {"affinity": torch.from_numpy(affinity)}
-        total = np.bincount(row, steep, clients)[row]
-        weight = np.where(total > 0, steep / np.where(total > 0, total, 1.0), row == source)
+        total = np.bincount(row, slope, clients)[row]
+        weight = np.where(total > 0, slope / np.where(total > 0, total, 1.0), row == source)
         return state, Links.of(active, row, source, weight)
 
-    def _others(self, affinity: np.ndarray, client: int, meeting: Meeting) -> np.ndarray:
+    def _neighbours(self, affinity: np.ndarray, client: int, meeting: Meeting) -> np.ndarray:
         """The clients of the round whose models a client hears beside its own."""
-        others = meeting.active[meeting.active != client]
-        if self.models is None or self.models >= len(others):
-            return others
-        ranked = others[np.argsort(-affinity[client, others], kind="stable")]
+        candidates = meeting.active[meeting.active != client]
+        if self.models is None or self.models >= len(candidates):
+            return candidates
+        ranked = candidates[np.argsort(-affinity[client, candidates], kind="stable")]
         best, rest = ranked[: self.models].copy(), ranked[self.models :]
-        drawn = np.flatnonzero(meeting.draws.random(len(best)) < self.explore)[: len(rest)]
-        best[drawn] = meeting.draws.choice(rest, len(drawn), replace=False)
+        replaced = np.flatnonzero(meeting.draws.random(len(best)) < self.explore)[: len(rest)]
+        best[replaced] = meeting.draws.choice(rest, len(replaced), replace=False)
         return best

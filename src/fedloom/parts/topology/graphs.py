@@ -110,18 +110,18 @@ class Graph(OwnModel):
                 f"topology: an edge names client {int(pairs.max())}, but there are {clients}, numbered from 0."
             )
         pairs = pairs[pairs[:, 0] != pairs[:, 1]]
-        both = pairs if self.directed else np.concatenate([pairs, pairs[:, ::-1]])
-        keys = np.unique(both[:, 0] * clients + both[:, 1])
+        arcs = pairs if self.directed else np.concatenate([pairs, pairs[:, ::-1]])
+        keys = np.unique(arcs[:, 0] * clients + arcs[:, 1])
         i, j = keys // clients, keys % clients
         degree = np.bincount(j if self.push_sum else i, minlength=clients)
-        shared = degree[j] if self.push_sum else degree[i] if self.directed else np.maximum(degree[i], degree[j])
-        weight = 1 / (1 + shared)
+        neighbours = degree[j] if self.push_sum else degree[i] if self.directed else np.maximum(degree[i], degree[j])
+        weight = 1 / (1 + neighbours)
         if active is None:
             active = np.arange(clients)
         present = np.zeros(clients, dtype=bool)
         present[active] = True
-        both_there = present[i] & present[j]
-        i, j, weight = i[both_there], j[both_there], weight[both_there]
+        both_present = present[i] & present[j]
+        i, j, weight = i[both_present], j[both_present], weight[both_present]
         rest = 1 - np.bincount(j if self.push_sum else i, weight, clients)[active]
         return Links.of(
             active, np.concatenate([i, active]), np.concatenate([j, active]), np.concatenate([weight, rest])
@@ -140,15 +140,15 @@ class Graph(OwnModel):
             return state, links
         w = state["weights"].cpu().numpy()
         pushed, row = links.weights * w[links.sources], np.repeat(links.rows, np.diff(links.starts))
-        after = w.copy()
-        after[links.rows] = np.bincount(row, pushed, clients)[links.rows]
-        if after.min() < LIGHTEST:
+        new = w.copy()
+        new[links.rows] = np.bincount(row, pushed, clients)[links.rows]
+        if new.min() < LIGHTEST:
             raise ConfigError(
-                f"topology: with push_sum, client {int(after.argmin())} has pushed away all of its weight and "
+                f"topology: with push_sum, client {int(new.argmin())} has pushed away all of its weight and "
                 "receives none; choose a graph in which each client reaches every other."
             )
-        steps = 1 / (after if self.combine_first else w)[links.rows]
-        return {"weights": torch.from_numpy(after)}, links._replace(weights=pushed / after[row], steps=steps, beside=1)
+        steps = 1 / (new if self.combine_first else w)[links.rows]
+        return {"weights": torch.from_numpy(new)}, links._replace(weights=pushed / new[row], steps=steps, beside=1)
 
 
 @dataclass(frozen=True)
@@ -252,8 +252,8 @@ class RandomPairs(Graph):
         return 20
 
     def edges(self, clients: int, t: int) -> np.ndarray:
-        drawn = rng.stream(self.seed, "random_pairs", t).permutation(clients)
-        return drawn[: clients // 2 * 2].reshape(-1, 2)
+        order = rng.stream(self.seed, "random_pairs", t).permutation(clients)
+        return order[: clients // 2 * 2].reshape(-1, 2)
 
 
 @dataclass(frozen=True)
@@ -283,8 +283,7 @@ class ErdosRenyi(Graph):
         draw, pairs = rng.stream(self.seed, "erdos_renyi", t * self.redrawn), clients * (clients - 1) // 2
         count = draw.binomial(pairs, self.probability)
         check_memory("topology 'erdos_renyi'", 100.0 * count)
-        chosen = draw.choice(pairs, count, replace=False, shuffle=False)
-        return _pairs(chosen)
+        return _pairs(draw.choice(pairs, count, replace=False, shuffle=False))
 
 
 def _pairs(numbers: np.ndarray) -> np.ndarray:
@@ -326,8 +325,8 @@ class SmallWorld(Graph):
         draw, half = rng.stream(self.seed, "small_world"), self.neighbours // 2
         here = np.repeat(np.arange(clients), half)
         there = (here + np.tile(np.arange(1, half + 1), clients)) % clients
-        elsewhere = draw.random(len(here)) < self.rewired
-        there[elsewhere] = draw.integers(clients, size=int(elsewhere.sum()))
+        rewired = draw.random(len(here)) < self.rewired
+        there[rewired] = draw.integers(clients, size=int(rewired.sum()))
         return np.stack([here, there], 1)
 
 
@@ -367,11 +366,11 @@ class EdgeList(Graph):
     @cached_property
     def _edges(self) -> np.ndarray:
         """The pairs, int64 [m, 2]; a file is read once."""
-        pairs = _read(self.pairs) if isinstance(self.pairs, Path) else self.pairs
+        pairs = _read_edges(self.pairs) if isinstance(self.pairs, Path) else self.pairs
         return np.array(pairs, dtype=np.int64).reshape(-1, 2)
 
 
-def _read(path: Path) -> list[tuple[int, int]]:
+def _read_edges(path: Path) -> list[tuple[int, int]]:
     """The edges in a file."""
     try:
         if (size := readable(path).stat().st_size) > LARGEST:
@@ -379,12 +378,12 @@ def _read(path: Path) -> list[tuple[int, int]]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"topology 'edge_list': {path} cannot be read ({error}); give a file of pairs.") from error
-    found = []
+    edges = []
     for number, line in enumerate(lines, 1):
         words = line.replace(",", " ").split()
         if not words or words[0].startswith("#"):
             continue
         if len(words) < 2 or not all(word.isdecimal() and len(word) <= DIGITS for word in words[:2]):
             raise ConfigError(f"topology 'edge_list': line {number} of {path} is not a pair of client numbers.")
-        found.append((int(words[0]), int(words[1])))
-    return found
+        edges.append((int(words[0]), int(words[1])))
+    return edges

@@ -38,7 +38,7 @@ class CombinedHeads(OwnModel):
     bodies are trained in turn (``personal=in_turn``) beside FedProto's term, with class means of all clients.
 
     Xu, Tong & Huang, ICLR 2023, algorithm 1 and the programme of the section on combining classifiers. Deviations: a
-    class that nobody in a round has keeps its prototype of before; prototypes and statistics are read in evaluation
+    class that no client of a round has keeps its previous prototype; prototypes and statistics are read in evaluation
     mode; the authors' code sets weights below 10⁻³ to 0.
     """
 
@@ -74,9 +74,9 @@ class CombinedHeads(OwnModel):
 
     def between(self, state: Tree, meeting: Meeting) -> tuple[Tree, tuple[Links, Links]]:
         active, everyone, last = meeting.active, np.arange(meeting.facts.clients), -meeting.facts.head
-        each = [meeting.uploads[number] for number in active.tolist()]
-        m = np.stack([one["means"].double().cpu().numpy().ravel() for one in each])
-        weights = combined(m, np.array([float(one["variance"]) for one in each]))
+        uploads = [meeting.uploads[number] for number in active.tolist()]
+        m = np.stack([upload["means"].double().cpu().numpy().ravel() for upload in uploads])
+        weights = combined(m, np.array([float(upload["variance"]) for upload in uploads]))
         row, source = np.repeat(everyone, len(active)), np.tile(active, len(everyone))
         body = Links.of(everyone, row, source, np.tile(meeting.shares(active), len(everyone)))
         return state, (
@@ -101,11 +101,11 @@ def combined(m: np.ndarray, variance: np.ndarray) -> np.ndarray:
     """
     rows = np.eye(len(m))
     with np.errstate(over="ignore"):
-        near = np.flatnonzero(np.isfinite(np.einsum("nm,nm->n", m, m)))
-    if len(near):
-        gram = m[near] @ m[near].T
+        finite = np.flatnonzero(np.isfinite(np.einsum("nm,nm->n", m, m)))
+    if len(finite):
+        gram = m[finite] @ m[finite].T
         least = RIDGE * np.maximum(gram.diagonal(), 1.0)  # one sample has no variance
-        quadratic = np.diag(np.maximum(variance[near], least)) + gram
-        start = np.full(len(near), 1 / len(near))
-        rows[np.ix_(near, near)] = [minimise(quadratic, -own, start) for own in gram]
+        quadratic = np.diag(np.maximum(variance[finite], least)) + gram
+        start = np.full(len(finite), 1 / len(finite))
+        rows[np.ix_(finite, finite)] = [minimise(quadratic, -products, start) for products in gram]
     return rows

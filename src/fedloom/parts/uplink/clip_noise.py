@@ -69,17 +69,17 @@ class ClipNoise(Uplink):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        mine = "uplink 'clip_noise'"
+        title = "uplink 'clip_noise'"
         if self.guarantees and (self.clip == inf if not self.bounds else inf in self.bounds.values()):
-            raise ConfigError(f"{mine}: noise is a multiple of the bound; set a finite bound.")
+            raise ConfigError(f"{title}: noise is a multiple of the bound; set a finite bound.")
         if self.quantile is None:
             return
         if self.bounds or self.noise_at == "client" or self.clip == inf:
             raise ConfigError(
-                f"{mine} adapts a single finite bound with noise_at=server; leave bounds out and set a finite clip."
+                f"{title} adapts a single finite bound with noise_at=server; leave bounds out and set a finite clip."
             )
         if self.count_noise is not None and not self.count_noise > self.noise / 2:
-            raise ConfigError(f"{mine} needs a count_noise above noise/2 = {self.noise / 2:g}.")
+            raise ConfigError(f"{title} needs a count_noise above noise/2 = {self.noise / 2:g}.")
 
     @property
     def guarantees(self) -> frozenset[Literal["sums", "noise"]]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -116,12 +116,12 @@ class ClipNoise(Uplink):
         joint = sqrt(sum(norm**2 for norm in norms.values()))
         for slot in slots:
             norm, bound = (norms[slot], self.bounds[slot]) if self.bounds else (joint, clip)
-            one = message[slot]
+            x = message[slot]
             if norm > bound:
-                one = one._replace(value=one.value * (bound / norm))
+                x = x._replace(value=x.value * (bound / norm))
             if self.noise_at == "client" and self.noise:  # which no compression before it survives
-                one = Slice.of(one.value + self._std(slot, clip) * _normal(draws, one.value), one.boundable)
-            message = message | {slot: one}
+                x = Slice.of(x.value + self._std(slot, clip) * _normal(draws, x.value), x.boundable)
+            message = message | {slot: x}
         bit = next(iter(message.values())).value.new_tensor(0.5 if joint <= clip else -0.5)
         return SendResult({}, message, {} if self.quantile is None else {"below": bit})
 
@@ -147,14 +147,14 @@ class ClipNoise(Uplink):
             if sent not in noises:
                 draws = rng.stream(info.facts.private_seed, f"privacy of {sent}", info.t)
                 noises[sent] = extra * self._std(sent, clip) * _normal(draws, value)
-            whole = {Reduce.SUM: (1.0, 1), Reduce.SHARE: (1.0, info.facts.clients)}
-            kept, size = whole.get(how, (cohort / m, m))
-            changed[slot] = kept * value + noises[sent] / size
+            scales = {Reduce.SUM: (1.0, 1), Reduce.SHARE: (1.0, info.facts.clients)}
+            factor, divisor = scales.get(how, (cohort / m, m))
+            changed[slot] = factor * value + noises[sent] / divisor
         return state, changed
 
-    def _covers(self, slot: str, one: Slice) -> bool:
-        """Whether a slice is clipped: where there is noise all of them are, of which none is without a bound."""
-        return bool(self.guarantees) or (slot in self.bounds if self.bounds else one.boundable)
+    def _covers(self, slot: str, x: Slice) -> bool:
+        """Whether a slice is clipped: with noise all slices are, since then none is without a bound."""
+        return bool(self.guarantees) or (slot in self.bounds if self.bounds else x.boundable)
 
     def _std(self, slot: str, clip: float) -> float:
         """The standard deviation of the noise on the sum of a slice."""

@@ -56,17 +56,17 @@ class LowRank(Compression):
         return SendResult({}, compressed(message, self.slices, lambda x: self._compress(x, ctx.facts.shapes)), {})
 
     def _compress(self, x: Slice, shapes: tuple[tuple[int, ...], ...]) -> Slice:
-        """C(x) of the update of parameters with these shapes, of which those beyond it are private."""
-        found, numbers, start = [], 0, 0
+        """C(x) of the update of parameters with these shapes; the update ends before those that are private."""
+        pieces, numbers, start = [], 0, 0
         for shape in shapes:
             if start == len(x.value):
                 break
             piece = x.value[start : start + prod(shape)]
             start += len(piece)
             value, count = self._approximate(piece.view(shape[0], -1)) if len(shape) > 1 else (piece, len(piece))
-            found.append(value.flatten())
+            pieces.append(value.flatten())
             numbers += count
-        return x._replace(value=torch.cat(found), numbers=numbers)
+        return x._replace(value=torch.cat(pieces), numbers=numbers)
 
     def _approximate(self, matrix: Float[Tensor, "m n"]) -> tuple[Float[Tensor, "m n"], int]:
         """The approximation, and how many numbers it takes."""

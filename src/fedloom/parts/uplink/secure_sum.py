@@ -45,15 +45,15 @@ class SecureSum(Uplink):
 
     def send(self, ctx: Context, message: Message, draws: np.random.Generator) -> SendResult:
         """The masked message."""
-        others = [int(other) for other in ctx.invited if other != ctx.client]
+        peers = [int(peer) for peer in ctx.invited if peer != ctx.client]
         masked: Message = {}
-        for slot, one in message.items():
-            scaled = (one.value.double() * 2.0**self.fraction_bits).round()
+        for slot, x in message.items():
+            scaled = (x.value.double() * 2.0**self.fraction_bits).round()
             if not bool((scaled.abs() * len(ctx.invited) < RING).all()):
                 raise ValueError(f"{slot} is too large for a ring of 64 bits with {self.fraction_bits} fraction_bits")
             value = scaled.long()
-            for other in others:
-                value = value + _mask(ctx.facts.seed, slot, ctx.round, ctx.client, other, value)
+            for peer in peers:
+                value = value + _mask(ctx.facts.seed, slot, ctx.round, ctx.client, peer, value)
             masked[slot] = Slice.of(value)
         return SendResult({}, masked, {})
 
@@ -61,23 +61,23 @@ class SecureSum(Uplink):
         self, state: Tree, received: Mapping[str, Reduced], uploads: Tree, info: RoundInfo
     ) -> tuple[Tree, dict[str, Tensor]]:
         """The unmasked sums, converted to floats and reduced as declared."""
-        arrived = [int(client) for client in info.cohort]
-        lost = sorted({int(client) for client in info.invited} - set(arrived))
-        found: dict[str, Tensor] = {}
+        senders = [int(client) for client in info.cohort]
+        dropouts = sorted({int(client) for client in info.invited} - set(senders))
+        unmasked: dict[str, Tensor] = {}
         for slot, (value, how) in received.items():
             sent = UPDATE if slot.endswith(f"/{UPDATE}") else slot
-            for client in arrived:
-                for other in lost:
-                    value = value - _mask(info.facts.seed, sent, info.t, client, other, value)
-            divisor = {Reduce.SUM: 1, Reduce.SHARE: info.facts.clients}.get(how, len(arrived))
-            found[slot] = (value.double() / (2.0**self.fraction_bits * divisor)).to(info.received)
-        return state, found
+            for client in senders:
+                for peer in dropouts:
+                    value = value - _mask(info.facts.seed, sent, info.t, client, peer, value)
+            divisor = {Reduce.SUM: 1, Reduce.SHARE: info.facts.clients}.get(how, len(senders))
+            unmasked[slot] = (value.double() / (2.0**self.fraction_bits * divisor)).to(info.received)
+        return state, unmasked
 
 
-def _mask(seed: int, slot: str, round: int, client: int, other: int, like: Tensor) -> Tensor:
-    """The mask that one client adds for another, int64 in the shape of ``like``; the other adds its negative."""
-    draws = rng.stream(seed, f"mask of {slot}", round, min(client, other), max(client, other))
+def _mask(seed: int, slot: str, round: int, client: int, peer: int, like: Tensor) -> Tensor:
+    """The mask that a client adds for a peer, int64 in the shape of ``like``; the peer adds its negative."""
+    draws = rng.stream(seed, f"mask of {slot}", round, min(client, peer), max(client, peer))
     mask = np.asarray(draws.integers(-RING, RING, size=tuple(like.shape), dtype=np.int64))
-    if client > other:
+    if client > peer:
         np.negative(mask, out=mask)
     return torch.from_numpy(mask).to(like.device)

@@ -50,11 +50,11 @@ class TopK(WithFeedback):
         k = _count(self.fraction, size)
         if k == size:
             return x
-        kept = flat.abs().sort(descending=True, stable=True).indices[:k]
+        positions = flat.abs().sort(descending=True, stable=True).indices[:k]
         sparse = torch.zeros_like(flat)
-        sparse[kept] = flat[kept]
-        positions = min(k * ceil(log2(size)), size)
-        return x._replace(value=sparse.view_as(x.value), numbers=k, extra=x.extra + positions)
+        sparse[positions] = flat[positions]
+        position_bits = min(k * ceil(log2(size)), size)
+        return x._replace(value=sparse.view_as(x.value), numbers=k, extra=x.extra + position_bits)
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class RandomK(Random):
         k = _count(self.fraction, size)
         if k == size:
             return x
-        kept = torch.from_numpy(draws.choice(size, k, replace=False)).to(flat.device)
+        positions = torch.from_numpy(draws.choice(size, k, replace=False)).to(flat.device)
         sparse = torch.zeros_like(flat)
-        sparse[kept] = flat[kept] * (size / k)
+        sparse[positions] = flat[positions] * (size / k)
         return x._replace(value=sparse.view_as(x.value), numbers=k, extra=x.extra + SEED_BITS)

@@ -41,7 +41,7 @@ class Staleness(Weighting):
     citation = "nguyen2022fedbuff"
 
     def combine(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
-        """Σ p_i (Δ_i + θ^t - θ^{s_i}) with ``models``: what their mean differs in from θ^t."""
+        """Σ p_i (Δ_i + θ^t - θ^{s_i}) with ``models``: the difference of θ^t and the mean of the clients' models."""
         return state, update + info.lag() if self.models else update
 
     def factors(self, info: RoundInfo) -> np.ndarray:
