@@ -172,7 +172,7 @@ def one_by_one(evaluator: Evaluator, server: Server, states: States) -> np.ndarr
                 support = Batch(train.arrays.x[own_rows], train.labels(own_rows, client))
                 logits = deployed_model(plan, evaluator.net, live.theta, live.buffers, support)(test.arrays.x[rows])
                 accuracies.append(predictions(evaluator.settings.metrics, logits, test.labels(rows, client)))
-        losses.append(Predictions.joined(accuracies).by_group("loss", test.index.offsets))
+        losses.append(Predictions.concatenate(accuracies).by_group("loss", test.index.offsets))
     return np.stack(losses)
 
 

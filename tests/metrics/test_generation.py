@@ -112,7 +112,7 @@ def test_neighbours_are_those_of_the_full_matrix(pieces: None) -> None:
     np.testing.assert_array_equal(found.index, np.argsort(full, 1)[:, :4])
     own = cdist(b.flatten(1).double(), b.flatten(1).double())
     np.fill_diagonal(own, np.inf)
-    found = nearest(b, b, k=3, own=True)
+    found = nearest(b, b, k=3, exclude_self=True)
     np.testing.assert_allclose(found.distance, np.sort(own, 1)[:, :3], rtol=1e-10)
     np.testing.assert_array_equal(found.index, np.argsort(own, 1)[:, :3])
 
@@ -324,7 +324,7 @@ def test_sets_in_one_range_are_accepted_though_they_do_not_fill_it() -> None:
         (lambda: kid(UNIT.flatten(1), UNIT.flatten(1), size=-1), ConfigError, "size must be at least 2, not -1"),
         (lambda: nearest(UNIT, UNIT.movedim(1, -1)), DataError, r"one shape, not \[1, 4, 4\] and \[4, 4, 1\]"),
         (lambda: manifold(UNIT, UNIT[:5]), ConfigError, "more than 5 samples"),
-        (lambda: nearest(UNIT, UNIT, 20, own=True), ConfigError, "19 neighbours"),
+        (lambda: nearest(UNIT, UNIT, 20, exclude_self=True), ConfigError, "19 neighbours"),
         (lambda: membership(UNIT, UNIT, UNIT, quantile=1.0), ConfigError, "between 0 and 1"),
         (lambda: membership(UNIT, UNIT[:1], UNIT), ConfigError, "at least two held-out"),
         (lambda: membership(UNIT, UNIT + 5, UNIT), DataError, "the held-out images hold values from 5"),

@@ -97,7 +97,7 @@ NAMES = ("accuracy", "top2", "auroc", "ece", "mce")
 def test_predictions_agree_with_the_functions() -> None:
     torch.manual_seed(0)
     out, y = torch.randn(40, 4), torch.randint(4, (40,))
-    found = Predictions.joined([predictions(NAMES, out[:15], y[:15]), predictions(NAMES, out[15:], y[15:])])
+    found = Predictions.concatenate([predictions(NAMES, out[:15], y[:15]), predictions(NAMES, out[15:], y[15:])])
     p = out.double().softmax(1).numpy()
     right = (out.argmax(1) == y).numpy()
     expected = {

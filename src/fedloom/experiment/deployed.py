@@ -112,7 +112,7 @@ class DeployedModel:
         for rows in torch.arange(len(arrays)).split(self.measurement.batch_size):
             x, y = arrays.batch(rows)
             values.append(self.measurement.predictions(self._outputs(x), moved(y, self.device)))
-        joined = Predictions.joined(values)
+        joined = Predictions.concatenate(values)
         values = {self.measurement.loss_name: joined.value("loss")}
         return values | {name: joined.value(name) for name in self.measurement.metrics}
 

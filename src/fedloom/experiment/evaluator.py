@@ -69,7 +69,7 @@ class Evaluator(LoadedModel):
             every = self.predictions(split, server, store, tested, uses)
             record = self.with_every(self.by_model(every, offsets), method.choices)
             places = np.repeat([method.choices.index(use._replace(model=None)) for use in used], n[tested])
-            found = Predictions.joined(every).take(places * offsets[-1] + np.arange(offsets[-1]))
+            found = Predictions.concatenate(every).take(places * offsets[-1] + np.arange(offsets[-1]))
         else:
             (found,) = self.predictions(split, server, store, tested, [used])
         values = self.by_client(found, offsets)
@@ -208,7 +208,7 @@ class Evaluator(LoadedModel):
             return found[0]
         sizes = split.index.sizes[clients]
         places = Index(np.arange(sizes.sum()), np.concatenate([[0], np.cumsum(sizes[order])])).pick(np.argsort(order))
-        return Predictions.joined(found).take(places.rows)
+        return Predictions.concatenate(found).take(places.rows)
 
     def with_every(self, values: Values, choices: Sequence[Use]) -> dict[str, float]:
         """What clients have with λ = 0, .5 and 1, and with the λ that is best on the samples of ``values``."""

@@ -63,7 +63,7 @@ from fedloom.rounds.exchange import Broadcast, Failure, FailureKind, Result, Sta
 from fedloom.rounds.meeting import received_losses
 from fedloom.rounds.round import federated_round
 from fedloom.rounds.server import Server, first_state
-from fedloom.timing.selection import Chosen, Past, Uniform
+from fedloom.timing.selection import Past, SelectedClients, Uniform
 
 ENTRIES = 100_000  # of a topology's matrix, up to which it is written
 SOLVED = 1000  # models up to which the spectral gap of a topology is computed
@@ -209,7 +209,7 @@ class FederatedTask(TrainerTask):
         self.engine: Engine | None = None
         self.accountant = privacy.accountant(experiment)
         self.examples = privacy.example_accountant(experiment, federation)
-        self.chosen: tuple[int, Chosen] | None = None  # the last selection, by its round
+        self.chosen: tuple[int, SelectedClients] | None = None  # the last selection, by its round
         self.losses, self.last = np.full(self.federation.seen, np.nan), np.full(self.federation.seen, -1)
         self.now = 0.0  # the clock
         self.took_part = np.zeros(self.federation.seen, dtype=np.int64)  # rounds, by client

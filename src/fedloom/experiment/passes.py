@@ -99,7 +99,7 @@ class LoadedModel:
                 y = y if labels is None else labels[number * size : number * size + len(part)]
                 out = self.live.module(moved(x, device))
                 found.append(self.measurement.predictions(out, moved(y, device)))
-        return Predictions.joined(found)
+        return Predictions.concatenate(found)
 
     def on(
         self, name: str, arrays: Arrays, rows: np.ndarray | None = None, labels: Tensor | None = None
@@ -114,7 +114,7 @@ class LoadedModel:
         record: dict[str, Any] = {f"{name}/{self.measurement.loss_name}": found.value("loss")}
         record |= {f"{name}/{metric}": found.value(metric) for metric in self.measurement.metrics}
         if f"{name}/ece" in record:  # its bins, for the page; empty ones as zeros
-            record[f"{name}/{RELIABILITY}"] = np.nan_to_num(reliability(*found.kept["confidence"])).tolist()
+            record[f"{name}/{RELIABILITY}"] = np.nan_to_num(reliability(*found.views["confidence"])).tolist()
         return record
 
     def by_client(self, found: Predictions, offsets: np.ndarray) -> Values:
@@ -317,4 +317,4 @@ def _measured(loaded: LoadedModel, count: int, outputs: Iterable[tuple[Any, Any]
             parts.append(reduced())
     if waiting:
         parts.append(reduced())
-    return [Predictions.joined(part) for part in zip(*parts, strict=True)]
+    return [Predictions.concatenate(part) for part in zip(*parts, strict=True)]

@@ -85,7 +85,7 @@ def _trainable(model: nn.Module) -> None:
                 f"the model's {name!r} holds complex numbers; keep their real and imaginary parts, like "
                 "torch.view_as_real, and join them in forward by torch.view_as_complex."
             )
-    adapters.copied(model)  # as computes do
+    adapters.copy_module(model)  # as computes do
 
 
 def make_plan(experiment: Experiment, federation: Federation, device: str) -> ClientPlan:

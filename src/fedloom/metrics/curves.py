@@ -46,11 +46,11 @@ def sign(direction: str) -> float:
     return 1.0 if direction == "max" else -1.0
 
 
-def points(values: Values, others: Values) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The values that are not NaN, and the others at the same positions."""
+def points(values: Values, partners: Values) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The values that are not NaN, and their partners at the same positions."""
     v = vector(values)
-    known = ~np.isnan(v)
-    return v[known], vector(others)[known]
+    has_value = ~np.isnan(v)
+    return v[has_value], vector(partners)[has_value]
 
 
 def best_round(values: Values, rounds: Values, direction: Direction = "max") -> tuple[int, float] | None:
@@ -99,11 +99,11 @@ def final_smoothed(values: Values, rounds: Values, decay: float = 0.9) -> tuple[
     return (int(r[-1]), float(smoothed(v, decay)[-1])) if len(v) else None
 
 
-def _at_target(values: Values, others: Values, target: float, direction: Direction) -> float | None:
-    v, other = points(values, others)
+def _at_target(values: Values, costs: Values, target: float, direction: Direction) -> float | None:
+    v, cost = points(values, costs)
     s = sign(direction)
     reached = np.flatnonzero(s * v >= s * target)
-    return float(other[reached[0]]) if len(reached) else None
+    return float(cost[reached[0]]) if len(reached) else None
 
 
 def rounds_to_target(values: Values, rounds: Values, target: float, direction: Direction = "max") -> int | None:

@@ -159,43 +159,43 @@ def _flat(x: Tensor, centre: Tensor | float = 0.0) -> Tensor:
     return x.flatten(1).double() - centre
 
 
-def nearest(queries: Tensor, others: Tensor, k: int = 1, *, own: bool = False) -> Nearest:
-    """The k nearest of ``others`` to every query.
+def nearest(queries: Tensor, references: Tensor, k: int = 1, *, exclude_self: bool = False) -> Nearest:
+    """The k nearest references of every query.
 
     Args:
         queries: samples [N, ...].
-        others: samples [M, ...] of the same shape.
+        references: samples [M, ...] of the same shape.
         k: number of neighbours.
-        own: whether ``others`` are the queries themselves, which are then not their own neighbours.
+        exclude_self: whether the references are the queries themselves, which are then not their own neighbours.
 
     Raises:
-        ConfigError: if there are fewer than k others.
+        ConfigError: if there are fewer than k references.
         DataError: if samples differ in shape.
 
     Example:
         >>> nearest(torch.tensor([[0.0], [5.0]]), torch.tensor([[1.0], [7.0], [4.0]]), k=2).distance.tolist()
         [[1.0, 4.0], [1.0, 2.0]]
     """
-    if queries.shape[1:] != others.shape[1:]:  # equally long ones would be compared, and short ones broadcast
-        raise DataError(f"samples have one shape, not {list(queries.shape[1:])} and {list(others.shape[1:])}.")
-    if k < 1 or k > len(others) - own:
-        raise ConfigError(f"there are {len(others) - own} neighbours to choose from, so k cannot be {k}.")
-    centre = _mean(others)
+    if queries.shape[1:] != references.shape[1:]:  # equally long ones would be compared, and short ones broadcast
+        raise DataError(f"samples have one shape, not {list(queries.shape[1:])} and {list(references.shape[1:])}.")
+    if k < 1 or k > len(references) - exclude_self:
+        raise ConfigError(f"there are {len(references) - exclude_self} neighbours to choose from, so k cannot be {k}.")
+    centre = _mean(references)
     chunks: list[Nearest] = []
     for start in range(0, len(queries), ROWS):
         a = _flat(queries[start : start + ROWS], centre)
         best = Nearest(a.new_empty(len(a), 0), torch.empty(len(a), 0, dtype=torch.int64, device=a.device))
-        for begin in range(0, len(others), ROWS):
-            b = _flat(others[begin : begin + ROWS], centre)
+        for begin in range(0, len(references), ROWS):
+            b = _flat(references[begin : begin + ROWS], centre)
             squares = torch.addmm(b.square().sum(1), a, b.T, alpha=-2)  # [A, B], without ‖a‖², which keeps the order
-            if own and start == begin:
+            if exclude_self and start == begin:
                 squares.diagonal().fill_(torch.inf)
             least = squares.topk(min(k, len(b)), largest=False)
             values = torch.cat([best.distance, least.values], 1)
             places = torch.cat([best.index, least.indices + begin], 1)
-            kept = values.topk(min(k, values.shape[1]), largest=False)
-            best = Nearest(kept.values, places.gather(1, kept.indices))
-        exact = torch.stack([(a - _flat(others[column], centre)).norm(dim=1) for column in best.index.T], 1)
+            closest = values.topk(min(k, values.shape[1]), largest=False)
+            best = Nearest(closest.values, places.gather(1, closest.indices))
+        exact = torch.stack([(a - _flat(references[column], centre)).norm(dim=1) for column in best.index.T], 1)
         order = exact.sort(1)
         chunks.append(Nearest(order.values, best.index.gather(1, order.indices)))
     return Nearest(torch.cat([f.distance for f in chunks]), torch.cat([f.index for f in chunks]))
@@ -205,12 +205,12 @@ def _mean(x: Tensor) -> Tensor:
     return torch.stack([part.flatten(1).double().sum(0) for part in x.split(ROWS)]).sum(0) / len(x)
 
 
-def within(queries: Tensor, others: Tensor, radii: Tensor) -> tuple[Tensor, Tensor]:
+def within(queries: Tensor, centres: Tensor, radii: Tensor) -> tuple[Tensor, Tensor]:
     """Number of balls that contain each query, int64 [N], and whether each ball contains any query, bool [M].
 
     Args:
         queries: samples [N, ...].
-        others: centres of the balls [M, ...].
+        centres: centres of the balls [M, ...].
         radii: radii of the balls [M].
 
     Example:
@@ -218,18 +218,18 @@ def within(queries: Tensor, others: Tensor, radii: Tensor) -> tuple[Tensor, Tens
         >>> counts.tolist(), hit.tolist()
         ([1, 0], [True, False])
     """
-    centre = _mean(others)
-    counts = torch.zeros(len(queries), dtype=torch.int64, device=others.device)
-    hit = torch.zeros(len(others), dtype=torch.bool, device=others.device)
-    for begin in range(0, len(others), ROWS):
-        b, r = _flat(others[begin : begin + ROWS], centre), radii[begin : begin + ROWS].double()
+    origin = _mean(centres)
+    counts = torch.zeros(len(queries), dtype=torch.int64, device=centres.device)
+    is_hit = torch.zeros(len(centres), dtype=torch.bool, device=centres.device)
+    for begin in range(0, len(centres), ROWS):
+        b, r = _flat(centres[begin : begin + ROWS], origin), radii[begin : begin + ROWS].double()
         reach = (r * (1 + 1e-9)).square() - b.square().sum(1)  # rounding must not lose a sample on the sphere
         for start in range(0, len(queries), ROWS):
-            a = _flat(queries[start : start + ROWS], centre)
+            a = _flat(queries[start : start + ROWS], origin)
             inside = torch.addmm(a.square().sum(1, keepdim=True), a, b.T, alpha=-2) <= reach + 1e-12
             counts[start : start + ROWS] += inside.sum(1)
-            hit[begin : begin + ROWS] |= inside.any(0)
-    return counts, hit
+            is_hit[begin : begin + ROWS] |= inside.any(0)
+    return counts, is_hit
 
 
 def spread(x: Tensor) -> float:

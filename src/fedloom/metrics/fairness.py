@@ -17,7 +17,7 @@ from fedloom.metrics.curves import Direction, Values, points, sign, vector
 NAN = float("nan")
 
 
-def _known(values: Values) -> NDArray[np.float64]:
+def _without_nan(values: Values) -> NDArray[np.float64]:
     array = vector(values)
     return array[~np.isnan(array)]
 
@@ -53,7 +53,7 @@ def worst(values: Values, share: float = 0.1, direction: Direction = "max") -> f
         0.2
     """
     s = sign(direction)
-    ordered = np.sort(s * _known(values))
+    ordered = np.sort(s * _without_nan(values))
     count = _count(share, len(ordered))
     return float(s * ordered[:count].mean()) if len(ordered) else NAN
 
@@ -80,7 +80,7 @@ def gini(values: Values) -> float:
         >>> gini([-0.5, 1.0])
         nan
     """
-    x = np.sort(_known(values))
+    x = np.sort(_without_nan(values))
     if not len(x) or x[0] < 0 or x.sum() <= 0:
         return NAN
     ranks = np.arange(1, len(x) + 1)
@@ -94,7 +94,7 @@ def quantiles(values: Values, at: Sequence[float] = (0.0, 0.1, 0.25, 0.5, 0.75, 
         >>> quantiles([0.0, 1.0, 2.0], at=(0.0, 0.5, 0.75))
         {0.0: 0.0, 0.5: 1.0, 0.75: 1.5}
     """
-    x = _known(values)
+    x = _without_nan(values)
     result = np.quantile(x, list(at)) if len(x) else np.full(len(at), NAN)
     return {float(q): float(v) for q, v in zip(at, result, strict=True)}
 
@@ -151,20 +151,20 @@ def summary(values: Values, weights: Values | None = None, direction: Direction 
         (0.75, 0.625, 0.25, 0.5, 0.5)
     """
     x = vector(values)
-    known = _known(x)
-    everyone = 1 / max(len(known), 1)
+    valid = _without_nan(x)
+    everyone = 1 / max(len(valid), 1)
     return {
-        "clients": float(len(known)),
-        "mean": float(known.mean()) if len(known) else NAN,
+        "clients": float(len(valid)),
+        "mean": float(valid.mean()) if len(valid) else NAN,
         "weighted": weighted_mean(x, np.ones(len(x)) if weights is None else weights),
-        "std": float(known.std()) if len(known) else NAN,
-        "worst10": worst(known, 0.1, direction),
-        "best10": best(known, 0.1, direction),
-        "worst": worst(known, everyone, direction),
-        "best": best(known, everyone, direction),
-        "gini": gini(known),
-        "gap": float(np.ptp(known)) if len(known) else NAN,
-        **{f"q{round(100 * q)}": v for q, v in quantiles(known, (0.1, 0.25, 0.5, 0.75, 0.9)).items()},
+        "std": float(valid.std()) if len(valid) else NAN,
+        "worst10": worst(valid, 0.1, direction),
+        "best10": best(valid, 0.1, direction),
+        "worst": worst(valid, everyone, direction),
+        "best": best(valid, everyone, direction),
+        "gini": gini(valid),
+        "gap": float(np.ptp(valid)) if len(valid) else NAN,
+        **{f"q{round(100 * q)}": v for q, v in quantiles(valid, (0.1, 0.25, 0.5, 0.75, 0.9)).items()},
     }
 
 

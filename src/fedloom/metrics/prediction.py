@@ -284,58 +284,64 @@ class Predictions:
     Attributes:
         count: number of labels in each sample [n]: 1, or the positions of a sequence without padding.
         sums: for the loss and for metrics that are means, the sum over each sample's labels [n].
-        kept: by view (see ``metric``), the data of the other metrics: predictions [Σ count, ...] and targets or
+        views: by view (see ``metric``), the data of the other metrics: predictions [Σ count, ...] and targets or
             outcomes [Σ count, ...] of all labels.
-        whole: unchanged outputs [n, ...] and targets [n, ...], if the loss is a function of all samples at once.
+        full_batch: unchanged outputs [n, ...] and targets [n, ...], if the loss is a function of all samples at once.
         loss: that function.
     """
 
     count: Array
     sums: dict[str, Array]
-    kept: dict[str, tuple[Array, Array]]
-    whole: tuple[Array, Array] | None = None
+    views: dict[str, tuple[Array, Array]]
+    full_batch: tuple[Array, Array] | None = None
     loss: TestLoss | None = None
 
     @staticmethod
-    def joined(parts: Sequence[Predictions]) -> Predictions:
+    def concatenate(parts: Sequence[Predictions]) -> Predictions:
         """Concatenate several parts."""
         first = parts[0]
         return Predictions(
             np.concatenate([part.count for part in parts]),
             {k: np.concatenate([part.sums[k] for part in parts]) for k in first.sums},
-            {k: _concatenated([part.kept[k] for part in parts]) for k in first.kept},
-            None if first.whole is None else _concatenated([part.whole for part in parts if part.whole is not None]),
+            {k: _concatenated([part.views[k] for part in parts]) for k in first.views},
+            None
+            if first.full_batch is None
+            else _concatenated([part.full_batch for part in parts if part.full_batch is not None]),
             first.loss,
         )
 
     def take(self, samples: Array) -> Predictions:
         """The predictions on these samples, int [m], in this order.
 
-        >>> found = predictions(["accuracy"], torch.eye(3), torch.tensor([0, 1, 0]))
-        >>> found.take(np.array([2, 0])).value("accuracy")
+        >>> batch = predictions(["accuracy"], torch.eye(3), torch.tensor([0, 1, 0]))
+        >>> batch.take(np.array([2, 0])).value("accuracy")
         0.5
         """
-        places, kept = np.arange(len(self.count) + 1), {}
-        for of, (first, second) in self.kept.items():
+        places, views = np.arange(len(self.count) + 1), {}
+        for of, (first, second) in self.views.items():
             ends = self._rows(places, len(first) if of == "confidence" else None)
             at = Index(np.arange(ends[-1]), ends).pick(samples).rows
-            kept[of] = first[at], second[at]
+            views[of] = first[at], second[at]
         sums = {name: values[samples] for name, values in self.sums.items()}
-        whole = None if self.whole is None else (self.whole[0][samples], self.whole[1][samples])
-        return Predictions(self.count[samples], sums, kept, whole, self.loss)
+        full_batch = None if self.full_batch is None else (self.full_batch[0][samples], self.full_batch[1][samples])
+        return Predictions(self.count[samples], sums, views, full_batch, self.loss)
 
     def split(self, count: int) -> list[Predictions]:
         """Predictions of several models on the same samples, model by model."""
         pairs = {
-            k: list(zip(*(np.split(column, count) for column in pair), strict=True)) for k, pair in self.kept.items()
+            k: list(zip(*(np.split(column, count) for column in pair), strict=True)) for k, pair in self.views.items()
         }
         sums = {k: np.split(values, count) for k, values in self.sums.items()}
-        whole = [None] * count
-        if self.whole is not None:
-            whole = list(zip(*(np.split(column, count) for column in self.whole), strict=True))
+        full_batches = [None] * count
+        if self.full_batch is not None:
+            full_batches = list(zip(*(np.split(column, count) for column in self.full_batch), strict=True))
         return [
             Predictions(
-                column, {k: v[n] for k, v in sums.items()}, {k: v[n] for k, v in pairs.items()}, whole[n], self.loss
+                column,
+                {k: v[n] for k, v in sums.items()},
+                {k: v[n] for k, v in pairs.items()},
+                full_batches[n],
+                self.loss,
             )
             for n, column in enumerate(np.split(self.count, count))
         ]
@@ -353,24 +359,27 @@ class Predictions:
             mean = np.divide(total, n, out=np.full(len(n), np.nan), where=n > 0)
             return mean if finish is None else finish(mean)
         if name == "loss":
-            assert self.whole is not None
+            assert self.full_batch is not None
             assert self.loss is not None
-            out, y = map(torch.from_numpy, self.whole)
+            out, y = map(torch.from_numpy, self.full_batch)
             return np.array([float(self.loss(out[a:b], y[a:b])) for a, b in pairwise(offsets.tolist())])
         metric = lookup(name)
-        if metric.function is None or metric.of not in self.kept:
+        if metric.function is None or metric.of not in self.views:
             return np.full(len(offsets) - 1, np.nan)  # not defined for these targets
-        first, second = self.kept[metric.of]
+        first, second = self.views[metric.of]
         ends = self._rows(offsets, len(first)) if metric.of == "confidence" else self._rows(offsets)
         return np.array([metric.value(first[a:b], second[a:b]) for a, b in pairwise(ends.tolist())])
 
     def bins(self, offsets: Array) -> NDArray[np.float64]:
-        """Sums in bins of confidence for each group [G, 15, 3]; see ``confidence_bins``. A metric must have kept it."""
-        confidence, correct = self.kept["confidence"]
+        """Sums in bins of confidence for each group [G, 15, 3]; see ``confidence_bins``.
+
+        One of the metrics must be a function of ``confidence``.
+        """
+        confidence, correct = self.views["confidence"]
         return confidence_bins(confidence, correct, self._rows(offsets, len(confidence)))
 
     def _rows(self, offsets: Array, total: int | None = None) -> NDArray[np.int64]:
-        """Kept rows at which groups begin and end; there are ``total``, if a sample has several labels."""
+        """Rows of a view at which groups begin and end; ``total`` is their number if a sample has several labels."""
         ends = np.concatenate([[0], np.cumsum(self.count)]).astype(np.int64)
         return ends[offsets] * (1 if total is None else total // max(int(ends[-1]), 1))
 
@@ -397,20 +406,20 @@ def predictions(
 
     Example:
         >>> logits = torch.tensor([[2.0, 1.0, 0.0], [0.0, 1.0, 2.0]])
-        >>> found = predictions(["accuracy", "top2"], logits, torch.tensor([0, 1]))
-        >>> found.value("accuracy"), found.value("top2")
+        >>> batch = predictions(["accuracy", "top2"], logits, torch.tensor([0, 1]))
+        >>> batch.value("accuracy"), batch.value("top2")
         (0.5, 1.0)
     """
     kind = kind_of(out, y, declared)
     if kind == STRUCTURES:
-        return _of_one_sample(names, out, y, loss)
+        return _structure_predictions(names, out, y, loss)
     classes = kind == CLASSES
-    counted = y != padding if classes and padding is not None else None
-    count = np.ones(len(y)) if not classes else _numpy(_per_sample(torch.ones_like(y) if counted is None else counted))
-    values = (loss or _usual(kind))(out, y)
-    whole = (out.cpu().numpy(), y.cpu().numpy()) if values.ndim == 0 else None
+    mask = y != padding if classes and padding is not None else None
+    count = np.ones(len(y)) if not classes else _numpy(_per_sample(torch.ones_like(y) if mask is None else mask))
+    values = (loss or _default_loss(kind))(out, y)
+    full_batch = (out.cpu().numpy(), y.cpu().numpy()) if values.ndim == 0 else None
     a, b = aligned(out, y, kind) if out[:1].numel() == y[:1].numel() or classes else (out, y)
-    columns: dict[str, Tensor] = {} if whole else {"loss": values}
+    columns: dict[str, Tensor] = {} if full_batch else {"loss": values}
     views: dict[str, tuple[Array, Array]] = {}
     sums: dict[str, Array] = {}
     for name in names:
@@ -421,18 +430,18 @@ def predictions(
             columns[name] = metric.column(a, b, kind)
         elif metric.of not in views:
             rows = (a, b) if not classes else (a.flatten(0, -2), b.flatten())
-            rows = rows if counted is None else tuple(t[counted.flatten()] for t in rows)
+            rows = rows if mask is None else tuple(t[mask.flatten()] for t in rows)
             first, second = view(metric.of, *rows, kind)
             views[metric.of] = first.cpu().numpy(), second.cpu().numpy()
     for name, column in columns.items():
         if classes and column.shape == y.shape:
-            sums[name] = _numpy(_per_sample(column if counted is None else torch.where(counted, column, 0)))
+            sums[name] = _numpy(_per_sample(column if mask is None else torch.where(mask, column, 0)))
         else:  # one value per sample, of however many positions
             sums[name] = _numpy(row_means(column.double())) * count
-    return Predictions(count, sums, views, whole, loss if whole else None)
+    return Predictions(count, sums, views, full_batch, loss if full_batch else None)
 
 
-def _of_one_sample(names: Sequence[str], out: Any, y: Any, loss: TestLoss | None) -> Predictions:
+def _structure_predictions(names: Sequence[str], out: Any, y: Any, loss: TestLoss | None) -> Predictions:
     """The predictions on one sample whose output and targets are structures, which are kept whole."""
     value = float("nan") if loss is None else float(loss(out, y).double().mean())
     pair = np.empty(1, object), np.empty(1, object)
@@ -441,7 +450,7 @@ def _of_one_sample(names: Sequence[str], out: Any, y: Any, loss: TestLoss | None
     return Predictions(np.ones(1), sums, {"outputs": pair})
 
 
-def _usual(kind: TargetKind) -> TestLoss:
+def _default_loss(kind: TargetKind) -> TestLoss:
     """The default loss for a kind of targets, if the objective has none of its own."""
     if kind == NUMBERS:
         return lambda out, y: 0.5 * (out.reshape(len(out), -1) - y.reshape(len(y), -1)).square().sum(1)

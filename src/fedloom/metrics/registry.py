@@ -124,11 +124,11 @@ def metric(
         one_of("there are no targets", kind, ANY)
 
     def register(function: F) -> F:
-        chosen = name or function.__name__
+        metric_name = name or function.__name__
         summary = (inspect.getdoc(function) or "").partition("\n")[0]
         fitting = tuple(kind for kind in suits if of == "outputs" or kind != NUMBERS)
-        suited = cast(tuple[TargetKind, ...], fitting)
-        add(Metric(chosen, direction, function, of, suited, summary=summary, range=range))
+        kinds = cast(tuple[TargetKind, ...], fitting)
+        add(Metric(metric_name, direction, function, of, kinds, summary=summary, range=range))
         return function
 
     if callable(name):
@@ -233,15 +233,15 @@ def cross_entropy(out: Tensor, y: Tensor, kind: TargetKind) -> Tensor:
     """Cross entropy of samples [B] or positions [B, T]; for truth values the binary one, the mean of a sample's."""
     if kind == CLASSES:
         return nn.functional.cross_entropy(out.movedim(-1, 1), y, reduction="none")
-    each = nn.functional.binary_cross_entropy_with_logits(*aligned(out, y, kind), reduction="none")
-    return row_means(each)
+    losses = nn.functional.binary_cross_entropy_with_logits(*aligned(out, y, kind), reduction="none")
+    return row_means(losses)
 
 
 def within_top(out: Tensor, y: Tensor, k: int) -> Tensor:
     """Whether the label is among the k best: fewer than k have a larger output, or an equal one and a lower number."""
     at = y.clamp(0, out.shape[-1] - 1)[..., None]  # padding is not a class
-    own, numbers = out.gather(-1, at), torch.arange(out.shape[-1], device=out.device)
-    better = (out > own) | ((out == own) & (numbers < at))
+    label_output, numbers = out.gather(-1, at), torch.arange(out.shape[-1], device=out.device)
+    better = (out > label_output) | ((out == label_output) & (numbers < at))
     return _unless_nan(out, (better.sum(-1) < k) & (at[..., 0] == y), -1)
 
 

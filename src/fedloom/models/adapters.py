@@ -98,13 +98,13 @@ def wrap(module: nn.Module, head: str, sample: Tensor | None = None) -> Wrapped:
     if head not in names:
         raise ConfigError(f"{type(module).__name__} has no layer {head!r} to be its head; {nearest(head, names)}")
     owned = {id(p) for p in module.get_submodule(head).parameters()}
-    made = Wrapped(copied(module), head)
+    model = Wrapped(copy_module(module), head)
     for name, parameter in module.named_parameters(remove_duplicate=False):
         if id(parameter) in owned and not name.startswith(f"{head}."):
             raise ConfigError(f"layer {head!r} shares a parameter with {name!r}, so that it cannot be cut off.")
     if sample is not None:
-        check(made, sample)
-    return made
+        check(model, sample)
+    return model
 
 
 def check(model: nn.Module, sample: Tensor) -> None:
@@ -114,7 +114,7 @@ def check(model: nn.Module, sample: Tensor) -> None:
     try:
         with torch.no_grad():
             cut = model.head(model.features(sample))  # type: ignore[operator]
-            whole = model.uncut(sample) if isinstance(model, Wrapped) else model(sample)
+            output = model.uncut(sample) if isinstance(model, Wrapped) else model(sample)
     except Exception as error:
         if not isinstance(model, Wrapped) or isinstance(error, ConfigError):
             raise
@@ -123,7 +123,7 @@ def check(model: nn.Module, sample: Tensor) -> None:
     finally:
         model.train(training)
     tolerance = 1e-5 if cut.dtype == torch.float32 else 1e-9
-    if cut.shape == whole.shape and torch.allclose(cut, whole, rtol=tolerance, atol=tolerance):
+    if cut.shape == output.shape and torch.allclose(cut, output, rtol=tolerance, atol=tolerance):
         return
     if isinstance(model, Wrapped):
         raise ConfigError(
@@ -144,7 +144,7 @@ def remedy(model: nn.Module) -> str:
     return f"wrap the module, like fedloom.wrap(module, head={last!r})."
 
 
-def copied(module: nn.Module) -> nn.Module:
+def copy_module(module: nn.Module) -> nn.Module:
     """A copy of a module."""
     try:
         return copy.deepcopy(module)
@@ -159,7 +159,7 @@ class Copies:
     """A model factory that copies one module, whose parameters are the initial ones of every run."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.module = copied(module)
+        self.module = copy_module(module)
 
     def __call__(self) -> nn.Module:
         return copy.deepcopy(self.module)
@@ -254,18 +254,18 @@ def timm(
     if pretrained and weights:
         raise ConfigError("model 'timm' starts from one set of parameters; give pretrained=true or weights=, not both.")
     package = _package("timm", "timm")
-    known = _make("timm", package.get_pretrained_cfg, network)
-    sized = {"img_size": (height, width)} if getattr(known, "fixed_input_size", False) else {}
-    own = getattr(known, "num_classes", classes)
-    if head and pretrained and own != classes:
+    cfg = _make("timm", package.get_pretrained_cfg, network)
+    sized = {"img_size": (height, width)} if getattr(cfg, "fixed_input_size", False) else {}
+    own_classes = getattr(cfg, "num_classes", classes)
+    if head and pretrained and own_classes != classes:
         raise ConfigError(
-            f"model 'timm': the classifier of {network!r} has {own} classes, but the data have {classes}; leave out "
-            "head=true."
+            f"model 'timm': the classifier of {network!r} has {own_classes} classes, but the data have {classes}; "
+            "leave out head=true."
         )
     settings = {"pretrained": pretrained, "num_classes": classes if head else 0, "in_chans": colours, **sized}
     net = _make("timm", package.create_model, network, **settings)
     if weights:
-        last = str(getattr(known, "classifier", None) or "")
+        last = str(getattr(cfg, "classifier", None) or "")
         load_weights(net, Path(weights), f"network {network!r}", () if head or not last else (f"{last}.",))
     if head:
         place = next((name for name, layer in net.named_modules() if layer is net.get_classifier()), None)
@@ -441,15 +441,15 @@ def load_weights(net: nn.Module, path: Path, what: str, without: Sequence[str] =
 
 def fill(net: nn.Module, stored: Mapping[str, Tensor], who: str, what: str) -> None:
     """Load stored tensors, ``who`` in an error message, if they are those of the network, ``what`` in it."""
-    made = net.state_dict()
-    for name in (*made, *stored):
-        shapes = [list(tensors[name].shape) if name in tensors else None for tensors in (stored, made)]
+    state_dict = net.state_dict()
+    for name in (*state_dict, *stored):
+        shapes = [list(tensors[name].shape) if name in tensors else None for tensors in (stored, state_dict)]
         if shapes[0] != shapes[1]:
-            needs = shapes[1] if name in made else "nothing"
+            needs = shapes[1] if name in state_dict else "nothing"
             wrong = f"its {name} is {shapes[0]}, where {needs} is needed"
             wrong = wrong if name in stored else f"it has no {name}, of shape {needs}"
             raise ConfigError(f"{who} does not fit {what}: {wrong}.")
-    if not any(t.is_meta for t in made.values()):  # a network without memory is made for its shapes
+    if not any(t.is_meta for t in state_dict.values()):  # a network without memory is made for its shapes
         net.load_state_dict(stored)
 
 
@@ -458,17 +458,17 @@ def read_weights(path: Path, key: str) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             return load_file(readable(path))
-        found = torch.load(readable(path), map_location="cpu", weights_only=True)
+        content = torch.load(readable(path), map_location="cpu", weights_only=True)
     except MemoryError:
         raise
     except Exception as error:  # a damaged pickle fails in many ways
         raise ConfigError(f"{key}={path} cannot be read: {first_line(error, 150)}.") from error
-    for inside in INSIDE:
-        if isinstance(found, dict) and isinstance(found.get(inside), dict):
-            found = found[inside]
-    if not isinstance(found, dict) or not found or not all(isinstance(t, Tensor) for t in found.values()):
+    for key_inside in INSIDE:
+        if isinstance(content, dict) and isinstance(content.get(key_inside), dict):
+            content = content[key_inside]
+    if not isinstance(content, dict) or not content or not all(isinstance(t, Tensor) for t in content.values()):
         raise ConfigError(f"{key}={path} holds no tensors by name; save a network's state_dict().")
-    return {str(name).removeprefix("module."): t for name, t in found.items()}
+    return {str(name).removeprefix("module."): t for name, t in content.items()}
 
 
 class Several(nn.Module):

@@ -397,7 +397,7 @@ class ShuffleBlock(nn.Module):
     def __init__(self, before: int, after: int, stride: int, norm: Norm) -> None:
         super().__init__()
         half = after // 2
-        seen = before if stride == 2 else before // 2
+        right_inputs = before if stride == 2 else before // 2
         self.split = stride == 1
         self.left = nn.Sequential()
         if stride == 2:
@@ -405,7 +405,7 @@ class ShuffleBlock(nn.Module):
                 *_conv(before, before, norm, 3, 2, groups=before, relu=False), *_conv(before, half, norm)
             )
         self.right = nn.Sequential(
-            *_conv(seen, half, norm),
+            *_conv(right_inputs, half, norm),
             *_conv(half, half, norm, 3, stride, groups=half, relu=False),
             *_conv(half, half, norm),
         )

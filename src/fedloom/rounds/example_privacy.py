@@ -47,7 +47,7 @@ def add_noise(
 def clip_factors(norms: Float[Tensor, "B"], bound: float) -> Float[Tensor, "B"]:
     """min(1, C/‖g_j‖) for norms.
 
-    >>> clipping(torch.tensor([0.0, 1.0, 4.0]), 2.0)
+    >>> clip_factors(torch.tensor([0.0, 1.0, 4.0]), 2.0)
     tensor([1.0000, 1.0000, 0.5000])
     """
     return norms.clamp(min=bound).reciprocal() * bound if bound < float("inf") else torch.ones_like(norms)

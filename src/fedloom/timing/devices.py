@@ -127,8 +127,8 @@ class Devices(Ranged, ABC):
 
 
 @dataclass(frozen=True)
-class Drawn(Devices):
-    """Base class of devices whose speeds are drawn."""
+class RandomDevices(Devices):
+    """Base class of devices of random speeds."""
 
     @abstractmethod
     def factors(self, clients: int, draw: np.random.Generator) -> np.ndarray:
@@ -148,7 +148,7 @@ def none() -> None:
 
 @devices.register
 @dataclass(frozen=True)
-class Equal(Drawn):
+class Equal(RandomDevices):
     """Devices of the same speed."""
 
     def factors(self, clients: int, draw: np.random.Generator) -> np.ndarray:
@@ -157,7 +157,7 @@ class Equal(Drawn):
 
 @devices.register
 @dataclass(frozen=True)
-class Lognormal(Drawn):
+class Lognormal(RandomDevices):
     """Speeds e^(σ z), z ~ N(0, 1).
 
     Args:
@@ -172,7 +172,7 @@ class Lognormal(Drawn):
 
 @devices.register
 @dataclass(frozen=True)
-class Zipf(Drawn):
+class Zipf(RandomDevices):
     """Durations in proportion to r^a with a random rank r = 1 ... K; the median device has factor 1.
 
     Args:
@@ -188,7 +188,7 @@ class Zipf(Drawn):
 
 @devices.register
 @dataclass(frozen=True)
-class Pareto(Drawn):
+class Pareto(RandomDevices):
     """Durations of a Pareto law, with a heavy tail of slow devices; the median device has factor 1.
 
     Args:
@@ -203,7 +203,7 @@ class Pareto(Drawn):
 
 @devices.register
 @dataclass(frozen=True)
-class Grades(Drawn):
+class Grades(RandomDevices):
     """A few kinds of devices, in equal numbers.
 
     Args:
@@ -238,10 +238,10 @@ class Recorded(Devices):
 
     def fleet(self, clients: int, seed: int) -> Fleet:
         table = dict(self._columns)
-        known = ("client", *Fleet._fields, "computation", "communication")
+        names = ("client", *Fleet._fields, "computation", "communication")
         for name in table:
-            if name not in known:
-                raise DataError(f"{self.path}: unknown column {name!r}; {nearest(name, known)}")
+            if name not in names:
+                raise DataError(f"{self.path}: unknown column {name!r}; {nearest(name, names)}")
         rows = len(next(iter(table.values())))
         if "computation" in table:
             table["speed"] = self.speed * np.median(table["computation"]) / table["computation"]
@@ -258,8 +258,8 @@ class Recorded(Devices):
             at = draw.permutation(rows)[:clients] if rows >= clients else draw.integers(rows, size=clients)
         values = {}
         for name in Fleet._fields:
-            usual = getattr(self, name)
-            values[name] = table[name][at] if name in table else np.full(clients, inf if usual is None else usual)
+            default = getattr(self, name)
+            values[name] = table[name][at] if name in table else np.full(clients, inf if default is None else default)
             if name == "memory" and name not in table:
                 continue
             if not (np.isfinite(values[name]).all() and (values[name] >= 0).all()):
@@ -299,24 +299,27 @@ class Recorded(Devices):
         if self.intervals is None:
             return super().change(time, clients, seed)
         starts = self._windows[0]
-        opening = np.unique(starts[starts < clients * self.day] % self.day)
-        if not len(opening):
+        openings = np.unique(starts[starts < clients * self.day] % self.day)
+        if not len(openings):
             raise DataError(f"{self.intervals} has no interval of the {clients} clients, which are numbered from 0.")
-        later = opening[opening > time % self.day]
-        begun = time - time % self.day
-        return begun + float(later[0]) if len(later) else begun + self.day + float(opening[0])
+        later = openings[openings > time % self.day]
+        day_start = time - time % self.day
+        return day_start + float(later[0]) if len(later) else day_start + self.day + float(openings[0])
 
 
-def columns(path: Path, needed: Collection[str] = (), also: Collection[str] = ()) -> dict[str, np.ndarray]:
-    """The columns of a CSV or Parquet file of numbers, float64 [rows] each; those ``needed`` and ``also`` others."""
+def columns(path: Path, required: Collection[str] = (), optional: Collection[str] = ()) -> dict[str, np.ndarray]:
+    """The columns of a CSV or Parquet file of numbers, float64 [rows] each.
+
+    All columns if none are ``required``; else these, and those of the ``optional`` ones that the file has.
+    """
     from fedloom.data.sources.table import read_frame  # imports pandas
 
     frame = read_frame(path)
     if not len(frame):
         raise DataError(f"{path} has no rows.")
-    if missing := {*needed} - {*frame.columns}:
+    if missing := {*required} - {*frame.columns}:
         raise DataError(f"{path} has no column {min(missing)!r}.")
-    names = [name for name in frame.columns if not needed or name in (*needed, *also)]
+    names = [name for name in frame.columns if not required or name in (*required, *optional)]
     try:
         table = {str(name): frame[name].to_numpy(np.float64) for name in names}
     except (TypeError, ValueError):

@@ -56,10 +56,10 @@ class Deadline(Schedule):
     def steps(self, world: World, version: int = 0, clock: float = 0.0) -> Iterator[Arrivals]:
         for t in count(version):
             clients, start = world.cohort(t, clock)
-            done = world.done(clients, t, start, until=start + self.seconds)
-            late = done > start + self.seconds
-            clock = start + self.seconds if late.any() else float(done.max())
-            step = one_version(t, clients, start, np.minimum(done, clock), clock, late)
+            end = world.done(clients, t, start, until=start + self.seconds)
+            late = end > start + self.seconds
+            clock = start + self.seconds if late.any() else float(end.max())
+            step = one_version(t, clients, start, np.minimum(end, clock), clock, late)
             yield replace(step, punctual=world.punctual(clients, self.seconds))
 
 
@@ -80,12 +80,12 @@ class OverSelect(Schedule):
         invited = min(world.clients, int(np.ceil(world.size * (1 + self.fraction) - 1e-9)))
         for t in count(version):
             clients, start = world.cohort(t, clock, invited)
-            done = world.done(clients, t, start, enough=world.size)
+            end = world.done(clients, t, start, enough=world.size)
             rank = np.empty(len(clients), dtype=np.int64)
-            rank[np.argsort(done, kind="stable")] = np.arange(len(clients))
+            rank[np.argsort(end, kind="stable")] = np.arange(len(clients))
             late = rank >= world.size
-            clock = float(done[~late].max())
-            yield one_version(t, clients, start, np.minimum(done, clock), clock, late)
+            clock = float(end[~late].max())
+            yield one_version(t, clients, start, np.minimum(end, clock), clock, late)
 
 
 @schedules.register
@@ -226,17 +226,17 @@ class Replay(Schedule):
         np.maximum.at(last, versions, t)
         ends = np.searchsorted(t, np.arange(len(last) + 1))
         for number, (low, high) in enumerate(pairwise(ends)):
-            one = slice(low, high)
-            clock = max(clock, float(end[one].max()))
+            rows = slice(low, high)
+            clock = max(clock, float(end[rows].max()))
             flying = np.flatnonzero(last[: number + 1] > number)
             received = np.unique(clients[versions == number])
             yield Arrivals(
-                clients[one],
-                versions[one],
+                clients[rows],
+                versions[rows],
                 clock,
-                begin[one],
-                end[one],
-                late[one] > 0,
+                begin[rows],
+                end[rows],
+                late[rows] > 0,
                 received,
                 tuple(flying.tolist()),
             )

@@ -39,7 +39,7 @@ class Past(NamedTuple):
     seed: int
 
 
-class Chosen(NamedTuple):
+class SelectedClients(NamedTuple):
     """The clients of a round, sorted, int64 [n], and the probability with which each was included, float64 [n]."""
 
     clients: np.ndarray
@@ -60,7 +60,7 @@ class Selection(Ranged):
         """Return numbers ≥ 0 to which probabilities are proportional as far as they stay at most 1, float64 [K]."""
         return np.ones(len(past.sizes))
 
-    def draw(self, past: Past) -> Chosen:
+    def draw(self, past: Past) -> SelectedClients:
         """The clients of a round."""
         return systematic(inclusion(self.scores(past), past.size), rng.stream(past.seed, "selection", past.t))
 
@@ -97,13 +97,13 @@ class Listed(Selection):
 
     path: Path = field(kw_only=True)
 
-    def draw(self, past: Past) -> Chosen:
+    def draw(self, past: Past) -> SelectedClients:
         table = columns(self.path, ("round", "client"))
         rounds = np.unique(table["round"])
         clients = np.unique(table["client"][table["round"] == rounds[past.t % len(rounds)]]).astype(np.int64)
         if clients.min() < 0 or clients.max() >= len(past.sizes):
             raise DataError(f"{self.path} names clients that do not exist; they are 0 to {len(past.sizes) - 1}.")
-        return Chosen(clients, np.ones(len(clients)))
+        return SelectedClients(clients, np.ones(len(clients)))
 
 
 @selections.register(name="by_loss")
@@ -117,7 +117,7 @@ class ByLoss(Selection):
     adaptive: ClassVar[bool] = True
 
     def scores(self, past: Past) -> np.ndarray:
-        return known(past.losses)
+        return filled_losses(past.losses)
 
 
 @selections.register(name="power_of_choice")
@@ -137,19 +137,19 @@ class PowerOfChoice(Selection):
 
     candidates: Positive = 2.0
 
-    def draw(self, past: Past) -> Chosen:
+    def draw(self, past: Past) -> SelectedClients:
         from scipy.stats import hypergeom  # slow to import
 
         count = len(past.sizes)
         d = min(max(round(self.candidates * past.size), past.size), count)
         draw = rng.stream(past.seed, "selection", past.t)
-        losses, ties = known(past.losses), draw.random(count)
+        losses, ties = filled_losses(past.losses), draw.random(count)
         rank = np.empty(count, dtype=np.int64)
         rank[np.lexsort((ties, -losses))] = np.arange(count)  # number of clients of larger loss
-        asked = draw.choice(count, d, replace=False)
-        clients = np.sort(asked[np.argsort(rank[asked])[: past.size]])
-        included = hypergeom.cdf(past.size - 1, count - 1, rank[clients], d - 1) if count > 1 else np.ones(1)
-        return Chosen(clients, d / count * np.asarray(included))
+        candidates = draw.choice(count, d, replace=False)
+        clients = np.sort(candidates[np.argsort(rank[candidates])[: past.size]])
+        probabilities = hypergeom.cdf(past.size - 1, count - 1, rank[clients], d - 1) if count > 1 else np.ones(1)
+        return SelectedClients(clients, d / count * np.asarray(probabilities))
 
 
 @selections.register
@@ -196,7 +196,7 @@ class Clustered(Selection):
 
     by: Literal["size", "number"] = "size"
 
-    def draw(self, past: Past) -> Chosen:
+    def draw(self, past: Past) -> SelectedClients:
         order = np.argsort(-past.sizes, kind="stable") if self.by == "size" else np.arange(len(past.sizes))
         share = past.sizes[order] * past.size / past.sizes.sum()  # in units of a group
         end = np.cumsum(share)
@@ -204,14 +204,14 @@ class Clustered(Selection):
         inside = np.clip(np.minimum(end, groups + 1) - np.maximum(end - share, groups), 0, None)  # [n, K]
         inside /= inside.sum(1, keepdims=True)
         draw = rng.stream(past.seed, "selection", past.t)
-        picked = {int(order[draw.choice(len(order), p=row)]) for row in inside}
-        clients = np.array(sorted(picked), dtype=np.int64)
-        included = np.empty(len(order))
-        included[order] = 1 - np.prod(1 - inside, axis=0)
-        return Chosen(clients, included[clients])
+        members = {int(order[draw.choice(len(order), p=row)]) for row in inside}
+        clients = np.array(sorted(members), dtype=np.int64)
+        probabilities = np.empty(len(order))
+        probabilities[order] = 1 - np.prod(1 - inside, axis=0)
+        return SelectedClients(clients, probabilities[clients])
 
 
-def known(losses: np.ndarray) -> np.ndarray:
+def filled_losses(losses: np.ndarray) -> np.ndarray:
     """Losses ≥ 0, float64 [K], with the largest one for clients that have none; ones if none has any."""
     finite = np.isfinite(losses)
     return np.maximum(np.where(finite, losses, losses[finite].max() if finite.any() else 1.0), 0.0)
@@ -241,7 +241,7 @@ def inclusion(scores: np.ndarray, size: int) -> np.ndarray:
         pi[sure] = 1.0
 
 
-def systematic(pi: np.ndarray, draw: np.random.Generator) -> Chosen:
+def systematic(pi: np.ndarray, draw: np.random.Generator) -> SelectedClients:
     """Σ π clients, each with exactly its probability: points at distance 1 on the sums of π in a random order (Madow).
 
     >>> systematic(np.array([1.0, 0.5, 0.5]), rng.stream(0, "doc")).clients[0]
@@ -252,4 +252,4 @@ def systematic(pi: np.ndarray, draw: np.random.Generator) -> Chosen:
     ends *= np.rint(ends[-1]) / ends[-1]
     points = draw.random() + np.arange(int(np.rint(ends[-1])))
     clients = np.sort(order[np.searchsorted(ends, points, side="right")])
-    return Chosen(clients, pi[clients])
+    return SelectedClients(clients, pi[clients])

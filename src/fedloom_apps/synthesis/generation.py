@@ -210,8 +210,8 @@ def manifold(real: Tensor, synthetic: Tensor, k: int = 5) -> Manifold:
     alike(real, synthetic)
     if min(len(real), len(synthetic)) <= k:
         raise ConfigError(f"balls to the k-th neighbour with k = {k} need more than {k} samples of each set.")
-    counts, is_covered = within(synthetic, real, nearest(real, real, k, own=True).distance[:, -1])
-    recall_counts, _ = within(real, synthetic, nearest(synthetic, synthetic, k, own=True).distance[:, -1])
+    counts, is_covered = within(synthetic, real, nearest(real, real, k, exclude_self=True).distance[:, -1])
+    recall_counts, _ = within(real, synthetic, nearest(synthetic, synthetic, k, exclude_self=True).distance[:, -1])
     shares = [(flags > 0).double().mean() for flags in (counts, recall_counts, is_covered)]
     precision, recall, coverage = map(float, shares)
     return Manifold(precision, recall, float(counts.double().mean()) / k, coverage)
