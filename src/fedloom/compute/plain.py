@@ -69,7 +69,7 @@ def _is_affine(plan: ClientPlan) -> bool:
     method, hooks, local = plan.method, plan.method.hooks, plan.local
     changed = hooks["start"] or hooks["point"] or hooks["on_step"] or hooks["probe"] or hooks["prox"]
     changed = changed or plan.is_meta or plan.has_twin or plan.exit_weights or method.keep_momentum
-    optimiser = not plan.is_alike or local.rates or local.dp_clip is not None or plan.teacher is not None
+    optimiser = not plan.has_common_settings or local.rates or local.dp_clip is not None or plan.teacher is not None
     affine = all(part.affine for _, part in hooks["grad"]) and not (hooks["grad"] and plan.has_private)
     return method.is_cross_entropy and affine and not (changed or optimiser)
 

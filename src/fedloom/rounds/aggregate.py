@@ -175,7 +175,7 @@ class Fold:
         if weight is None:
             return
         if not value.is_floating_point():
-            weight = 1  # of a ring, in which an uplink takes plain sums and reduces them itself
+            weight = 1  # elements of a ring: the uplink takes plain sums and reduces them itself
         if slot in self.sums:
             self.sums[slot].add_(value, alpha=weight)
         else:
@@ -229,9 +229,9 @@ class Fold:
     def uploads(
         self, plan: ClientPlan, total: float, p: np.ndarray, clients: int, places: Sequence[str] | None = None
     ) -> dict[str, Tree]:
-        """Every part's uploads by place and name, reduced as declared, or those of the parts at some places.
+        """The uploads by place and name, reduced as declared, of every part or of the parts at some places.
 
-        ``total`` is the Σ p_i they were summed with, and ``clients`` the number that receive the model.
+        ``total`` is the Σ p_i with which they were summed, and ``clients`` the number that receive the model.
         """
         divisor = {Reduce.MIX: total, Reduce.MEAN: sum(self.arrived), Reduce.SHARE: clients} | dict.fromkeys(
             (Reduce.SUM, Reduce.ALL), 1

@@ -275,7 +275,7 @@ class ClientWork:
         return contexts
 
     def _start(self, contexts: dict[str, Context], at: Vectors) -> Generator[Request, Answer, None]:
-        """Put in place what the personal part starts from, with answers to what it asks before."""
+        """Request the gradients for which the personal part asks, then put what it starts from in place."""
         plan, down, self.stage = self.plan, self.down, "start"
         split, number, answer = plan.layout.shared_size, 0, None
         draws = rng.stream(plan.seed, "start", down.round, self.client)
@@ -304,7 +304,7 @@ class ClientWork:
     def _lessons(
         self, place: str, term: Term, contexts: Mapping[str, Context], at: Vectors
     ) -> Generator[Request, Answer, None]:
-        """Take the steps of a term on what it has received, which it reads with its context as it is now."""
+        """Take the steps of a term on its lessons: mini-batches that it makes of what the client has received."""
         plan, down, client_plan = self.plan, self.down, self.plan.at(self.client)
         trained, term_context = TrainState.of(client_plan, at.theta, contexts), {place: contexts[place]}
         draws = rng.stream(plan.seed, place, down.round, self.client)

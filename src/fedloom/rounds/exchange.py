@@ -53,7 +53,7 @@ class Broadcast:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All that is sent."""
+        """All tensors that are sent."""
         slices = (value for tree in self.parts.values() for value in tree.values())
         heard = () if self.heard is None else (*self.heard.models.values(), self.heard.shares)
         return self.theta, self.buffers, *slices, *heard
@@ -100,7 +100,7 @@ class Failure:
         client: its number.
         kind: what went wrong.
         reason: the reason of the failure, as text.
-        stage: of the local work, like ``step 1 of 4``; empty if it had not started.
+        stage: the stage of the local work, like ``step 1 of 4``; empty if it had not started.
         trace: the traceback if its work raised an exception.
     """
 

@@ -166,7 +166,7 @@ class ClientPlan:
 
     @cached_property
     def traits(self) -> model_traits.ModelTraits:
-        """What the model's passes do besides computing each sample's outputs; tried when first asked."""
+        """What the model's passes do besides computing each sample's outputs; found by trial on first use."""
         return model_traits.traits(self.model, self.layout, self.data.arrays.x)
 
     @cached_property
@@ -299,11 +299,11 @@ class ClientPlan:
 
     @cached_property
     def usual_steps(self) -> float:
-        """‖a‖₁ of a client with the mean number of samples; that of all clients if theirs are equal."""
+        """‖a‖₁ of a client with the mean number of samples; of every client if their numbers are equal."""
         return self.effective_steps(self.local.steps_for(int(self.population.mean_size)))
 
     def usual_views(self, steps: int) -> list[Sequence[View]]:
-        """The views of the local steps of a round that has so many, as far as they depend on that alone."""
+        """The views of each local step of a round, as far as they depend on the number of steps alone."""
         personal, layers = self.method.personal, len(self.layout.layers)
         if not self.has_views:
             return [(FULL_VIEW,)] * steps
@@ -317,7 +317,7 @@ class ClientPlan:
         return any(view.private for views in self.usual_views(steps) for view in views)
 
     @cached_property
-    def is_alike(self) -> bool:
+    def has_common_settings(self) -> bool:
         """Whether the steps of all clients have the same settings."""
         lengths = {name: getattr(self.local, name) for name in LENGTHS}
         return all(replace(local, **lengths) == self.local for local in self.client_local.values())
@@ -325,7 +325,7 @@ class ClientPlan:
     @property
     def is_even(self) -> bool:
         """Whether every step of every client is SGD with the same settings and the rate η_t on all parameters."""
-        return self.local.is_even and self.is_alike
+        return self.local.is_even and self.has_common_settings
 
     def at(self, client: int) -> ClientPlan:
         """The plan of one client's local work, in which ``local`` are its own settings."""
@@ -387,7 +387,7 @@ class ClientPlan:
         return {"personal": states(client).get("personal", {})} if self.has_private else {}
 
     def without_data(self) -> ClientPlan:
-        """The plan for another process, which gets the samples apart."""
+        """The plan without samples, for another process, which receives them separately."""
         nothing = Split(self.data.arrays.take(torch.zeros(0, dtype=torch.int64)), Index.of([]))
         return replace(self, data=nothing, validation=None)
 

@@ -20,7 +20,7 @@ from fedloom.rounds.plan import ClientPlan
 
 
 class Store(Protocol):
-    """Storage of states between rounds, by number, like a dict; who has no state has not participated yet."""
+    """Storage of states between rounds, by number, like a dict; a client without a state has not participated yet."""
 
     def get(self, client: int, /) -> State | None:
         """The client's state, or None."""
@@ -28,18 +28,18 @@ class Store(Protocol):
 
 
 MODEL = "model"  # the place of θ_r and its buffers in the state of a model
-MEAN = "models"  # the place of what is known of all models in the server's state
+MEAN = "models"  # the place of the models' mean in the server's state
 
 
 @dataclass(frozen=True)
 class Models:
-    """The R models of a topology; one that no round has changed is as at the start.
+    """The R models of a topology; a model is the initial one until a round changes it.
 
     Attributes:
-        first: returns a model at the start.
-        stored: those of finished rounds, each as a state: ``model`` with ``theta`` [P] and ``buffers``, and the parts'
-            server states.
-        changed: those of rounds that are not committed yet.
+        first: returns an initial model.
+        stored: the models of finished rounds, each as a state: ``model`` with ``theta`` [P] and ``buffers``, and the
+            parts' server states.
+        changed: the models of rounds that are not committed yet.
     """
 
     first: Callable[[int], Server]
