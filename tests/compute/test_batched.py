@@ -84,7 +84,7 @@ def test_sums_are_made_without_single_updates_where_nobody_asks_for_them(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reference = go(name, **settings("decay", average=False))
-    monkeypatch.setattr(_Block, "plain", None)
+    monkeypatch.setattr(_Block, "plain_rounds", None)
     monkeypatch.setattr(_Block, "lockstep", None)
     assert_same_run(reference, go(name, compute="batched", **settings("decay", average=False)), TOLERANCE)
 
@@ -336,7 +336,7 @@ def test_independent_pairs_descend_one_after_the_other(
     same = settings(local, federation=classes((8, 8, 8, 8)))
     reference = go(method, **same)
     monkeypatch.setattr("fedloom.compute.cohort.descent.best_window", lambda *a: window)
-    for other in ("lockstep", "paired"):
+    for other in ("lockstep", "paired_rounds"):
         monkeypatch.setattr(_Block, other, None)
     assert_same_run(reference, go(method, compute="batched", **same), TOLERANCE)
 

@@ -261,13 +261,13 @@ def test_samples_stay_in_their_data_set_until_a_step_needs_them(
     clip: float | None, augment: tuple[Augmentation, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A copy of all of a client's samples may be larger than everything else."""
-    given, seen, summed = classes((400,), shape=IMAGE), Largest(), _Block.summed
+    given, seen, summed = classes((400,), shape=IMAGE), Largest(), _Block.direct_fold
 
     def watched(block: _Block, weights: np.ndarray) -> Any:
         with seen:
             return summed(block, weights)
 
-    monkeypatch.setattr(_Block, "summed", watched)
+    monkeypatch.setattr(_Block, "direct_fold", watched)
     same: dict[str, Any] = {"federation": given, "model": images("group"), "augment": augment, "rounds": 1}
     go("fedavg", compute="batched", local=Local(batch_size=4, lr=0.1, clip=clip), **same)
     assert 0 < seen.size < given.train.arrays.x.numel() / 4

@@ -10,7 +10,7 @@ from models.cases import LARGE, NAMES, make, samples
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedloom.compute.cohort import CohortNet, convolution, drawn
+from fedloom.compute.cohort import CohortNet, convolution, dropout_draws
 from fedloom.compute.cohort.pool import AdaptiveAveragePool
 from fedloom.core.dropout import keyed
 from fedloom.core.layout import Layout
@@ -235,7 +235,7 @@ def test_dropout_draws_as_each_client_alone_would(p: float) -> None:
     keyed(model)
     net.theta.copy_(layout.read(model)[0])
     x = torch.randn(len(ROWS), max(ROWS), 6, dtype=torch.float64)
-    net.draw_from(drawn([torch.Generator().manual_seed(i) for i in range(len(ROWS))], ROWS, "cpu"))
+    net.draw_from(dropout_draws([torch.Generator().manual_seed(i) for i in range(len(ROWS))], ROWS, "cpu"))
     passes = [net.forward(x)[0], net.forward(x)[0]]
     net.backward(torch.ones_like(passes[1]))
     for client, rows in enumerate(ROWS):

@@ -115,9 +115,9 @@ class Case:
         p = torch.tensor([0.1, 0.4, 0.3, 0.2], dtype=torch.float64)[: len(self.batches)]
         done = train(net, self.theta, self.schedule, self.x[rows], self.y[rows], self.rule, window=window)
         torch.testing.assert_close(done.losses, losses, rtol=1e-10, atol=1e-12)
-        torch.testing.assert_close(done.mixed(p), p @ (self.theta - expected), rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(done.mixed_update(p), p @ (self.theta - expected), rtol=1e-9, atol=1e-11)
         torch.testing.assert_close(done.models(), expected, rtol=1e-9, atol=1e-11)
-        torch.testing.assert_close(done.mixed(p), p @ (self.theta - expected), rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(done.mixed_update(p), p @ (self.theta - expected), rtol=1e-9, atol=1e-11)
         assert (expected - self.theta).abs().max() > 1e-3
         return done
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedloom.compute.batched import _Block
 from fedloom.compute.cohort import CohortNet
-from fedloom.compute.phases import outputs, parted
+from fedloom.compute.phases import outputs, split_program
 from fedloom.core.context import Context
 from fedloom.core.layout import Layout
 from fedloom.core.local import Local
@@ -115,8 +115,8 @@ def test_what_precedes_the_first_trained_layer_is_constant() -> None:
     net = CohortNet(model, Layout.of(model), 2)
     net.theta.normal_()
     body = {name for name in net.parameters if name.startswith("body.")}
-    assert parted(net.program, frozen=()) is None  # the first layer is trained
-    found = parted(net.program, body)
+    assert split_program(net.program, frozen=()) is None  # the first layer is trained
+    found = split_program(net.program, body)
     assert found is not None
     x = torch.randn(2, 70, 4, dtype=net.theta.dtype)
     hidden = outputs(net, found[0], x)
@@ -137,5 +137,5 @@ def test_trained_layers_that_read_two_earlier_values_have_no_constant_part() -> 
     made = partial(CohortNet, Skip())
     net = made(Layout.of(Skip()), 1)
     first = {"first.weight", "first.bias"}
-    assert parted(net.program, first) is None
-    assert parted(net.program, {*first, "second.weight", "second.bias"}) is not None
+    assert split_program(net.program, first) is None
+    assert split_program(net.program, {*first, "second.weight", "second.bias"}) is not None

@@ -197,10 +197,10 @@ def test_steps_that_wait_for_all_gradients_are_recorded_once_for_all_rates(
 
 def test_recordings_are_limited(tapes: Tapes) -> None:
     rounds = Rounds(model("layers"))
-    for number in range(replay.KEPT + 2):
+    for number in range(replay.CAPACITY + 2):
         rounds.run(number, StepRule(0.01 * (1 + number)))
     assert rounds.net.replays is not None
-    assert len(rounds.net.replays.recordings) == replay.KEPT
+    assert len(rounds.net.replays.recordings) == replay.CAPACITY
 
 
 def test_steps_that_cannot_be_recorded_go_on_and_it_is_said_once(

@@ -286,7 +286,7 @@ def test_an_exception_at_a_node_with_a_budget_is_the_last_that_a_server_learns(
     node.close()
     told: list[str] = []
     node = Node(node.data, node.home, told.append, budget=Budget(50.0))
-    monkeypatch.setattr("fedloom.compute.live._each", lambda *given: 1 / 0)
+    monkeypatch.setattr("fedloom.compute.live._sample_gradients", lambda *given: 1 / 0)
     facts = []
     for number in range(2):
         facts.append(unpack(node.answer(replace(order, ticket=f"{number:032x}").packed(), broadcast)).facts)

@@ -37,8 +37,8 @@ from fedloom.core.context import Context, Model
 from fedloom.core.local import Local
 from fedloom.core.parts import ClientEnd, Drift
 from fedloom.engines import Serial, engines
-from fedloom.engines.processes import Processes, Worker, packed
-from fedloom.engines.shared import Handed, Segment
+from fedloom.engines.processes import Processes, Worker, pack_plan
+from fedloom.engines.shared import Segment, TransferableMemory
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.federated import FederatedTask, run
@@ -275,8 +275,8 @@ def test_what_cannot_be_sent_to_workers_is_said(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "cloudpickle", None)  # which may be there, and would send it
     plan = FederatedTask(experiment("superfed_mm")).plan
     with pytest.raises(ConfigError, match=r"engine 'processes' cannot send the plan to its workers \(.*\); define"):
-        packed(replace(plan, make=lambda: nn.Linear(2, 3)), Live)
-    assert packed(FederatedTask(build(resolve(["method=superfed_mm", "clients=2"]))).plan, computes.make("auto"))
+        pack_plan(replace(plan, make=lambda: nn.Linear(2, 3)), Live)
+    assert pack_plan(FederatedTask(build(resolve(["method=superfed_mm", "clients=2"]))).plan, computes.make("auto"))
 
 
 def test_a_message_and_its_tensors_reach_another_process_as_they_are() -> None:
@@ -284,7 +284,10 @@ def test_a_message_and_its_tensors_reach_another_process_as_they_are() -> None:
     layer = nn.Linear(2, 2, dtype=torch.float64)
     segment, (first, second) = Segment.holding({"net": layer, "n": 1}, [torch.arange(3), None], pickler=Pickler)
     theirs = Segment.__new__(Segment)
-    theirs.memory, theirs.arena = Handed.at(os.dup(segment.memory.handle), len(segment.memory)), segment.arena  # type: ignore[attr-defined]
+    theirs.memory, theirs.arena = (
+        TransferableMemory.at(os.dup(segment.memory.handle), len(segment.memory)),
+        segment.arena,
+    )  # type: ignore[attr-defined]
     net = theirs.load(first, copy=True)["net"]
     assert isinstance(net.weight, nn.Parameter)
     assert torch.equal(net.weight, layer.weight)

@@ -26,7 +26,7 @@ PRETENDED = ("cpu:0", "cpu:1", "cpu:2", "cpu:3")  # any name but "cpu" is a GPU'
 
 @pytest.fixture(autouse=True)
 def _pretended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedloom.engines.processes.on_this_machine", str)
+    monkeypatch.setattr("fedloom.engines.processes.gpu_name", str)
 
 
 def with_dropout() -> nn.Module:

@@ -34,7 +34,7 @@ from fedloom.compute.live import Live
 from fedloom.compute.lockstep import Lockstep
 from fedloom.compute.paired import PairedRound, has_paired_rounds, samples_with_coordinates
 from fedloom.compute.phases import PhasedRound, has_phased_rounds
-from fedloom.compute.results import finished
+from fedloom.compute.results import block_results
 from fedloom.core import dropout
 from fedloom.core.context import Context
 from fedloom.core.layout import call
@@ -84,11 +84,11 @@ def _reason_against_model(model: nn.Module, outputs: str, inputs: Tensor) -> str
     """The reason why a model has no cohort form, cached by the kind of inputs [N, ...]."""
     if not isinstance(inputs, Tensor):
         return "mini-batches are structures"
-    known, key = _reasons.setdefault(model, {}), (outputs, inputs.shape[1:], inputs.dtype)
-    if key not in known:
+    reasons, key = _reasons.setdefault(model, {}), (outputs, inputs.shape[1:], inputs.dtype)
+    if key not in reasons:
         buffer = next((name for name, _ in model.named_buffers()), None)
-        known[key] = CohortNet.reason(model, outputs) if buffer else trial_reason(model, outputs, inputs)
-    return known[key]
+        reasons[key] = CohortNet.reason(model, outputs) if buffer else trial_reason(model, outputs, inputs)
+    return reasons[key]
 
 
 def outputs_of(plan: ClientPlan) -> str:
@@ -119,9 +119,9 @@ class Batched:
             longest, memory = ON_GPU
             if plan.device.startswith("cuda"):
                 memory = min(memory, torch.cuda.get_device_properties(plan.device).total_memory // SHARE)
-        self.longest = min(longest, max(memory // _bytes(plan), 1))
+        self.longest = min(longest, max(memory // _bytes_per_client(plan), 1))
         self.shares = shares or (1 if on_gpu else EVEN)
-        self.sums, self.warned = plain.needs_only_sums(plan), False
+        self.needs_only_sums, self.has_warned = plain.needs_only_sums(plan), False
 
     def blocks(self, members: int) -> list[range]:
         """Blocks of equal size, as large as memory allows."""
@@ -138,15 +138,15 @@ class Batched:
         with torch.no_grad():
             results = None
             if self.has_plain_rounds:
-                results = block.plain()
+                results = block.plain_rounds()
             elif self.has_phased_rounds:
-                results = block.phased()
+                results = block.phased_rounds()
             elif down.models:  # pairs of models are trained around one θ
                 pass
             elif self.has_separate_rounds:
-                results = block.separate()
+                results = block.separate_rounds()
             elif self.has_paired_rounds:
-                results = block.paired()
+                results = block.paired_rounds()
             yield from self._lockstep(block) if results is None else results
 
     def _lockstep(self, block: _Block) -> list[Result]:
@@ -155,27 +155,27 @@ class Batched:
         Warns once of an error of all clients together that none of them has alone: nothing else would show it.
         """
         try:
-            found = block.lockstep()
+            results = block.lockstep()
         except Exception as error:
             if self.plan.augment is None or isinstance(error, torch.OutOfMemoryError):
                 raise
             block.error = error
-            found = list(self.live.work(block.down, block.clients, [job.state for job in block.jobs]))
-        if block.error is not None and not self.warned and not any(result.failure for result in found):
-            self.warned = True
+            results = list(self.live.work(block.down, block.clients, [job.state for job in block.jobs]))
+        if block.error is not None and not self.has_warned and not any(result.failure for result in results):
+            self.has_warned = True
             reason = in_one_line(block.error)
             warnings.warn(f"clients are not stepped in one pass, which is slower: {reason}.", stacklevel=2)
-        return found
+        return results
 
     def fold(
         self, down: Broadcast, clients: Sequence[int], states: Sequence[State], weights: np.ndarray | None
     ) -> Fold:
         """The fold of the clients' results; if single updates are not needed, their sum is computed directly."""
-        if self.sums and self.has_plain_rounds and weights is not None and not down.models:
+        if self.needs_only_sums and self.has_plain_rounds and weights is not None and not down.models:
             with torch.no_grad():
-                found = _Block(self, down, clients, states).summed(weights)
-            if found is not None:
-                return found
+                block_fold = _Block(self, down, clients, states).direct_fold(weights)
+            if block_fold is not None:
+                return block_fold
         return fold(self.plan, self.work(down, clients, states), weights, down.places(clients))
 
     def losses(self, down: Broadcast, clients: np.ndarray, states: States, held_out: bool = False) -> np.ndarray:
@@ -216,14 +216,14 @@ class _Block:
         self.jobs = [ClientWork(self.plan, down.to(c), c, state) for c, state in zip(clients, states, strict=True)]
         self.error: Exception | None = None  # why they could not be trained together
 
-    def plain(self) -> Iterator[Result] | None:
+    def plain_rounds(self) -> Iterator[Result] | None:
         """The results of plain rounds; None if these clients' rounds are not plain."""
         work = self._descent()
-        if work is None or (done := self._trained(work, *self._keys(work.schedule))) is None:
+        if work is None or (cohort := self._train(work, *self._keys(work.schedule))) is None:
             return None
-        return self._finished(work, lambda row: self._vectors(done.model(row)), done.losses)
+        return self._results(work, lambda row: self._vectors(cohort.model(row)), cohort.losses)
 
-    def separate(self) -> Iterator[Result] | None:
+    def separate_rounds(self) -> Iterator[Result] | None:
         """The results of clients whose two models have plain rounds each; None if these clients' rounds are not."""
         plan, down, size = self.plan, self.down, self.plan.layout.size
         work = self._descent()
@@ -234,34 +234,34 @@ class _Block:
             return None
         memory = self.compute.memory[: len(self.jobs)]
         jobs = [self.jobs[number] for number in work.schedule.order]
-        keys, further = self._keys(work.schedule, passes=2)
-        shared = self._trained(work, keys)
+        shared_keys, private_keys = self._keys(work.schedule, passes=2)
+        shared = self._train(work, shared_keys)
         assert shared is not None, "separate rounds have no augmentation"
         for row, job in enumerate(jobs):
             memory[row, :size] = shared.model(row)
-            own, job.moved_private = private_start(plan, down, job.client, job.state), True
-            self.net.theta[row], memory[row, 2 * size :] = own[:size], own[size:]
+            start, job.moved_private = private_start(plan, down, job.client, job.state), True
+            self.net.theta[row], memory[row, 2 * size :] = start[:size], start[size:]
         local = plan.local
         constant = None
         if pull:  # the corrections of w are not needed any more
             constant = torch.mul(down.theta, -pull, out=self.compute.constants[0]).expand(len(memory), -1)
         rule = StepRule(down.lr, local.weight_decay + pull, local.momentum, constant)
-        private = train(self.net, None, work.schedule, work.x, work.y, rule, further)
+        private = train(self.net, None, work.schedule, work.x, work.y, rule, private_keys)
 
-        def held(row: int) -> Vectors:
+        def vectors_of(row: int) -> Vectors:
             memory[row, size : 2 * size] = private.model(row)
             return self._pair(memory[row])
 
-        return self._finished(work, held, (shared.losses + private.losses) / 2)
+        return self._results(work, vectors_of, (shared.losses + private.losses) / 2)
 
-    def summed(self, weights: np.ndarray) -> Fold | None:
-        """The fold of plain rounds by ``TrainedCohort.mixed``, from no client's own update; None if impossible."""
+    def direct_fold(self, weights: np.ndarray) -> Fold | None:
+        """The fold of plain rounds by ``TrainedCohort.mixed_update``, without any single update; None if impossible."""
         plan = self.plan
         linear = plain.is_linear(plan)
         work = self._descent(linear)
-        if work is None or (done := self._trained(work, *self._keys(work.schedule))) is None:
+        if work is None or (cohort := self._train(work, *self._keys(work.schedule))) is None:
             return None
-        order = done.schedule.order
+        order = cohort.schedule.order
         p, empty = torch.from_numpy(weights[order]), self.down.theta.new_empty(0)
         results = [Result(client, empty, empty) for client in self.clients]
         if linear:
@@ -269,27 +269,27 @@ class _Block:
             for place, part in plan.method.uploading:
                 for name, how in part.uploads.items():
                     factors[f"{place}/{name}"] = p if how is Reduce.MIX else torch.ones_like(p)
-            sums = sums_of(work.linear, done, factors)
+            sums = sums_of(work.linear, cohort, factors)
             for row, (number, client) in enumerate(zip(order, work.linear, strict=True)):
-                results[number].state = client.new_states(done, row)
+                results[number].state = client.new_states(cohort, row)
         else:
-            sums = {UPDATE: done.mixed(p.to(self.net.theta))}
+            sums = {UPDATE: cohort.mixed_update(p.to(self.net.theta))}
         if not finite(sums, *(tree for result in results for tree in result.state.values())):
             return None  # a client diverged: find out which one
-        for row, (number, loss) in enumerate(zip(order, done.losses.tolist(), strict=True)):
+        for row, (number, loss) in enumerate(zip(order, cohort.losses.tolist(), strict=True)):
             results[number].loss = loss
             if plan.report_models:
-                results[number].moved = self.down.theta - done.models()[row]
-        made = Fold(sums, arrived=[True] * len(results), results=results)
+                results[number].moved = self.down.theta - cohort.models()[row]
+        block_fold = Fold(sums, arrived=[True] * len(results), results=results)
         for _ in results:
-            made.traffic.up(value for slot, value in sums.items() if not slot.endswith(f"/{UPDATE}"))
-        return made
+            block_fold.traffic.up(value for slot, value in sums.items() if not slot.endswith(f"/{UPDATE}"))
+        return block_fold
 
-    def phased(self) -> Iterator[Result] | None:
+    def phased_rounds(self) -> Iterator[Result] | None:
         """The results of clients that train one half of the model after the other; None if these do not."""
         return PhasedRound(self.plan, self.net, self.down, self.jobs, self._vectors).run()
 
-    def paired(self) -> Iterator[Result] | None:
+    def paired_rounds(self) -> Iterator[Result] | None:
         """The results of a paired method's rounds; None if they have to be run in lockstep."""
         plan, net, memory = self.plan, self.compute.pairs, self.compute.memory
         batches = [plan.batches(self.down.round, client) for client in self.clients]
@@ -313,8 +313,8 @@ class _Block:
         plan, down = self.plan, self.down
         steps = [plan.steps(down.round, client) for client in self.clients]
         order = sorted(range(len(steps)), key=lambda number: -steps[number])
-        held = (self._vectors(row, paired=plan.is_paired) for row in self.net.theta)
-        work = [(self.jobs[number], at) for number, at in zip(order, held, strict=False)]
+        memories = (self._vectors(row, paired=plan.is_paired) for row in self.net.theta)
+        work = [(self.jobs[number], vectors) for number, vectors in zip(order, memories, strict=False)]
         draws = self._generators([self.clients[number] for number in order])
         results = Lockstep(plan, self.net, self.compute.live.net, down, draws).run(work)
         return [result for _, result in sorted(zip(order, results, strict=True), key=itemgetter(0))]
@@ -324,23 +324,25 @@ class _Block:
         plan, down, alike = self.plan, self.down, not self.down.models
         batches = [plan.batches(down.round, client) for client in self.clients]
         schedule = BatchSchedule.of(batches).to(plan.data.arrays.x.device)
-        hooked = any(plan.method.hooks[hook] for hook in ("begin", "grad", "end", "send"))
-        steps, order, rows = schedule.steps.tolist(), schedule.order.tolist(), lambda: self.compute.constants
+        has_hooks = any(plan.method.hooks[hook] for hook in ("begin", "grad", "end", "send"))
+        steps, order, constant_rows = schedule.steps.tolist(), schedule.order.tolist(), lambda: self.compute.constants
         contexts, coefficients = dict[int, dict[str, Context]](), list[LinearClient]()
         try:
             if linear:
                 received = Received(down)
                 for number, count in zip(order, steps, strict=True):
-                    seen = client_contexts(plan, down, self.jobs[number].state, self.clients[number], count)
-                    coefficients.append(LinearClient.of(plan, received, seen))
-                rule = plain.affine_rule(plan, down.lr, steps, map(LinearClient.correction, coefficients), rows)
+                    by_place = client_contexts(plan, down, self.jobs[number].state, self.clients[number], count)
+                    coefficients.append(LinearClient.of(plan, received, by_place))
+                corrections = map(LinearClient.correction, coefficients)
+                rule = plain.affine_rule(plan, down.lr, steps, corrections, constant_rows)
             else:
-                begun = (
-                    contexts.setdefault(number, self.jobs[number].begin(len(batches[number])) if hooked else {})
+                contexts_in_order = (
+                    contexts.setdefault(number, self.jobs[number].begin(len(batches[number])) if has_hooks else {})
                     for number in order
                 )
-                rule = plain.affine_rule(plan, down.lr, steps, plain.corrections(plan, begun), rows, alike)
-                for _ in begun:  # those of methods that correct nothing
+                corrections = plain.corrections(plan, contexts_in_order)
+                rule = plain.affine_rule(plan, down.lr, steps, corrections, constant_rows, alike)
+                for _ in contexts_in_order:  # those of methods that correct nothing
                     pass
         except Exception as error:  # in lockstep it becomes the failure of that client alone
             self.error = error
@@ -351,14 +353,14 @@ class _Block:
         y = schedule.labels(plan.data, [self.clients[number] for number in order])
         return _Descent(schedule, x, y, [contexts[number] for number in sorted(contexts)], coefficients, rule)
 
-    def _trained(self, work: _Descent, keys: Tensor | None) -> TrainedCohort | None:
+    def _train(self, work: _Descent, keys: Tensor | None) -> TrainedCohort | None:
         """Train the received model, or the clients' own where they differ; None if augmentation fails."""
         plan, down, order = self.plan, self.down, work.schedule.order
-        own = plan.has_private or bool(down.models)
-        for row, number in enumerate(order) if own else ():
+        starts_differ = plan.has_private or bool(down.models)
+        for row, number in enumerate(order) if starts_differ else ():
             job = self.jobs[number]
             load(plan, job.down, job.client, job.state, self._vectors(self.net.theta[row]))
-        theta = None if own else down.theta
+        theta = None if starts_differ else down.theta
         clients = [self.clients[number] for number in order]
         change = plain.augmentation(plan, down.round, clients, work.schedule)
         try:
@@ -369,11 +371,11 @@ class _Block:
             self.error = error  # in lockstep it becomes the failure of that client alone
             return None
 
-    def _finished(self, work: _Descent, held: Callable[[int], Vectors], losses: Tensor) -> Iterator[Result]:
+    def _results(self, work: _Descent, vectors_of: Callable[[int], Vectors], losses: Tensor) -> Iterator[Result]:
         """The clients' results, in the block's order, from their memories and losses [C] in the schedule's."""
         order = work.schedule.order.tolist()
         jobs, contexts = [self.jobs[number] for number in order], [work.contexts[number] for number in order]
-        return finished(order, jobs, held, contexts, losses.tolist())
+        return block_results(order, jobs, vectors_of, contexts, losses.tolist())
 
     def _generators(self, clients: Sequence[int]) -> list[torch.Generator] | None:
         """The streams of the clients' dropout, the same as those of the live compute; None if nothing is random."""
@@ -389,8 +391,8 @@ class _Block:
             return [None] * passes
         layers, longest = self.net.random_layers, int(schedule.steps.max())
         result = torch.zeros(len(streams), longest, passes, layers, dtype=torch.int64)
-        for own, count, stream in zip(result, schedule.steps.tolist(), streams, strict=True):
-            own[:count] = dropout.keys(own[:count].numel(), stream).view_as(own[:count])
+        for client_keys, count, stream in zip(result, schedule.steps.tolist(), streams, strict=True):
+            client_keys[:count] = dropout.keys(client_keys[:count].numel(), stream).view_as(client_keys[:count])
         return result.permute(2, 1, 3, 0).to(self.net.theta.device).unbind()
 
     def _vectors(self, row: Tensor, paired: bool = False) -> Vectors:
@@ -420,12 +422,12 @@ class _Module:
     plan: ClientPlan
     row: Tensor
 
-    def __call__(self, *inputs: Any, **named: Any) -> Any:
+    def __call__(self, *inputs: Any, **keywords: Any) -> Any:
         self.module.train()
-        return call(self.module, self.plan.layout.named(self.row, self.plan.buffers0), inputs, named)
+        return call(self.module, self.plan.layout.named(self.row, self.plan.buffers0), inputs, keywords)
 
 
-def _bytes(plan: ClientPlan) -> int:
+def _bytes_per_client(plan: ClientPlan) -> int:
     """Bytes per client of a block: weights, gradients, momentum, and the activations of a mini-batch."""
     numbers = (2 + plan.memory) * plan.layout.size
     samples = plan.local.batch_size or round(plan.population.mean_size)

@@ -3,7 +3,7 @@
 A linear hook returns Σ c_v v over the vectors v [P] that it reads: the received model, its downloads, its state, the
 update. Called with the rows of an identity matrix in their places, it returns the c_v themselves. So the constant k of
 a client's corrections, its new states and its uploads are known as sums before any of them is computed: each is written
-in one pass, the sums over clients come from ``TrainedCohort.mixed``, and no client's own model is made.
+in one pass, the sums over clients come from ``TrainedCohort.mixed_update``, and no client's own model is made.
 """
 
 from __future__ import annotations
@@ -50,40 +50,42 @@ class LinearClient:
     """A client's hooks."""
 
     received: Received
-    own: list[Float[Tensor, "P"]]
+    state_vectors: list[Float[Tensor, "P"]]
     gradient: Form  # a·g + b·w + k
     states: dict[str, dict[str, Form]]  # the new ones, by place and name
-    sent: dict[str, Form]  # by slot
+    uploads: dict[str, Form]  # by slot
 
     @classmethod
-    def of(cls, plan: ClientPlan, received: Received, seen: Mapping[str, Context]) -> LinearClient:
+    def of(cls, plan: ClientPlan, received: Received, contexts: Mapping[str, Context]) -> LinearClient:
         """The client of these contexts, before parts begin."""
         hooks = plan.method.hooks
-        kept = [(place, name) for place, ctx in seen.items() for name in ctx.state]
-        units = torch.eye(1 + len(received.names) + len(kept) + 3, dtype=torch.float64)
+        state_names = [(place, name) for place, ctx in contexts.items() for name in ctx.state]
+        units = torch.eye(1 + len(received.names) + len(state_names) + 3, dtype=torch.float64)
         theta, update, g, w = units[0], *units[-3:]
-        of_down = dict(zip(received.names, units[1:], strict=False))
-        of_own = dict(zip(kept, units[1 + len(of_down) :], strict=False))
-        unit = {
+        download_units = dict(zip(received.names, units[1:], strict=False))
+        state_units = dict(zip(state_names, units[1 + len(download_units) :], strict=False))
+        unit_contexts = {
             place: ctx._replace(
                 received=theta,
-                down={name: of_down[place, name] for name in ctx.down},
-                state={name: of_own[place, name] for name in ctx.state},
+                down={name: download_units[place, name] for name in ctx.down},
+                state={name: state_units[place, name] for name in ctx.state},
             )
-            for place, ctx in seen.items()
+            for place, ctx in contexts.items()
         }
         for place, part in hooks["begin"]:
-            unit[place] = unit[place]._replace(local=part.begin(unit[place]))
-        gradient, states, sent = g.clone(), dict[str, Tree](), dict[str, Tree]()
+            unit_contexts[place] = unit_contexts[place]._replace(local=part.begin(unit_contexts[place]))
+        gradient, states, upload_trees = g.clone(), dict[str, Tree](), dict[str, Tree]()
         for place, part in hooks["grad"]:
-            gradient = part.grad(gradient, w, unit[place])
+            gradient = part.grad(gradient, w, unit_contexts[place])
         for place, part in hooks["end"]:
-            states[place], sent[place], update = part.end(unit[place], update, cast(Any, None))
-        uploads = {f"{place}/{name}": form.tolist() for place, tree in sent.items() for name, form in tree.items()}
+            states[place], upload_trees[place], update = part.end(unit_contexts[place], update, cast(Any, None))
+        uploads = {
+            f"{place}/{name}": form.tolist() for place, tree in upload_trees.items() for name, form in tree.items()
+        }
         uploads |= {f"{place}/{UPDATE}": update.tolist() for place, part in plan.method.uploading}
         forms = {place: {name: form.tolist() for name, form in tree.items()} for place, tree in states.items() if tree}
-        own = [seen[place].state[name] for place, name in kept]
-        return cls(received, own, gradient.tolist(), forms, {UPDATE: update.tolist(), **uploads})
+        vectors = [contexts[place].state[name] for place, name in state_names]
+        return cls(received, vectors, gradient.tolist(), forms, {UPDATE: update.tolist(), **uploads})
 
     def correction(self) -> Correction:
         """Its a, b and k."""
@@ -93,45 +95,45 @@ class LinearClient:
     def write(self, form: Form, out: Tensor, places: slice = slice(None)) -> None:
         """Write a form without Δ_i, g and w, or what is at these places of it."""
         start = self.received.sum(form)[places]
-        first, *rest = zip(form[len(self.received.vectors) :], self.own, strict=False)
+        first, *rest = zip(form[len(self.received.vectors) :], self.state_vectors, strict=False)
         torch.add(start, first[1][places], alpha=first[0], out=out)
         for factor, vector in rest:
             out.add_(vector[places], alpha=factor)
 
-    def new_states(self, done: TrainedCohort, row: int) -> dict[str, Tree]:
+    def new_states(self, cohort: TrainedCohort, row: int) -> dict[str, Tree]:
         """The states after local work, in memory of their own."""
         return {
-            place: {name: self._after(form, done, row) for name, form in tree.items()}
+            place: {name: self._new_state(form, cohort, row) for name, form in tree.items()}
             for place, tree in self.states.items()
         }
 
-    def _after(self, form: Form, done: TrainedCohort, row: int) -> Float[Tensor, "P"]:
+    def _new_state(self, form: Form, cohort: TrainedCohort, row: int) -> Float[Tensor, "P"]:
         factor, out = form[-3], torch.empty_like(self.received.vectors[0])
         slope = self.gradient[-2]
-        for places, kept, pulled, add in done.displaced(row):
-            whole = [own + factor * pulled / slope * k for own, k in zip(form, self.gradient, strict=True)]
-            whole[0] += factor * kept
-            self.write(whole, out[places], places)
+        for places, kappa, sigma, add in cohort.displacement(row):
+            coefficients = [number + factor * sigma / slope * k for number, k in zip(form, self.gradient, strict=True)]
+            coefficients[0] += factor * kappa
+            self.write(coefficients, out[places], places)
             add(out[places], factor)
         return out
 
 
 def sums_of(
-    clients: Sequence[LinearClient], done: TrainedCohort, factors: Mapping[str, Float[Tensor, "C"]]
+    clients: Sequence[LinearClient], cohort: TrainedCohort, factors: Mapping[str, Float[Tensor, "C"]]
 ) -> dict[str, Tensor]:
-    """Σ_i f_i x_i of every slot x that the clients send, with factors f by slot; clients in the order of ``done``."""
+    """Σ_i f_i x_i of every slot x that the clients send, with factors f by slot; clients in the order of ``cohort``."""
     received, result = clients[0].received, dict[str, Tensor]()
     p, mixed = torch.zeros(len(clients), dtype=torch.float64), None
     for slot, f in factors.items():
-        forms = f[:, None].double() * torch.tensor([client.sent[slot] for client in clients], dtype=torch.float64)
-        own, largest = forms[:, -3], int(p.abs().argmax())
-        scale = own[largest] / p[largest]
-        if mixed is None or not torch.allclose(own, scale * p, rtol=1e-12, atol=0):
-            p, scale, mixed = own, 1.0, done.mixed(own.to(received.vectors[0]))
+        forms = f[:, None].double() * torch.tensor([client.uploads[slot] for client in clients], dtype=torch.float64)
+        update_factors, largest = forms[:, -3], int(p.abs().argmax())
+        scale = update_factors[largest] / p[largest]
+        if mixed is None or not torch.allclose(update_factors, scale * p, rtol=1e-12, atol=0):
+            p, scale, mixed = update_factors, 1.0, cohort.mixed_update(update_factors.to(received.vectors[0]))
         total = result[slot] = mixed * float(scale)
         total += received.sum(forms.sum(0).tolist())
         for client, form in zip(clients, forms.tolist(), strict=True):
-            for factor, vector in zip(form[len(received.vectors) :], client.own, strict=False):
+            for factor, vector in zip(form[len(received.vectors) :], client.state_vectors, strict=False):
                 if factor:
                     total.add_(vector, alpha=factor)
     return result

@@ -87,58 +87,60 @@ class Live:
         answer: Answer | None = None
         while True:
             try:
-                ask = next(local) if answer is None else local.send(answer)
-            except StopIteration as done:
-                return done.value
+                request = next(local) if answer is None else local.send(answer)
+            except StopIteration as end:
+                return end.value
             try:
-                answer = self._plain(ask, lr) if ask.plain else self._gradient(ask)
+                answer = self._plain(request, lr) if request.plain else self._gradient(request)
             finally:
                 self.live.settle()
 
-    def _plain(self, ask: Request, lr: float) -> Answer:
+    def _plain(self, request: Request, lr: float) -> Answer:
         """θ ← θ - η g with the gradients as autograd returns them; nothing is accumulated or copied."""
         with torch.enable_grad():
-            value = loss(self.plan, self._outputs(ask.batch), ask.batch, ask.contexts)
+            value = loss(self.plan, self._outputs(request.batch), request.batch, request.contexts)
             grads = torch.autograd.grad(value, self.live.parameters, materialize_grads=True)
         torch._foreach_add_(self.live.tensors, grads, alpha=-lr)  # pyright: ignore[reportPrivateImportUsage]
         return None, value.detach()
 
-    def _gradient(self, ask: Request) -> Answer:
+    def _gradient(self, request: Request) -> Answer:
         """Gradient [P] and value [] of the objective at the model that is already in the module."""
-        if ask.support is not None:
+        if request.support is not None:
             if self.live.buffers.numel():  # the adapted loss does not update running statistics
-                self.net(ask.batch.x)
-            adapted = objective(self.plan, self.net, self.live.buffers, ask.support, ask.batch, ask.contexts)
-            return gradient(adapted, ask.at)
+                self.net(request.batch.x)
+            adapted = objective(
+                self.plan, self.net, self.live.buffers, request.support, request.batch, request.contexts
+            )
+            return gradient(adapted, request.at)
         if self.plan.local.dp_clip is not None:
-            return self._clipped(ask, self.plan.local.dp_clip)
+            return self._clipped(request, self.plan.local.dp_clip)
         self.live.grad.zero_()
-        total = ask.at.new_zeros(())
-        for share, batch in _passes(ask.batch, self.plan.local.micro_batch):
+        total = request.at.new_zeros(())
+        for share, batch in _passes(request.batch, self.plan.local.micro_batch):
             with torch.enable_grad():
-                value = loss(self.plan, self._outputs(batch), batch, ask.contexts, ask.hook)
+                value = loss(self.plan, self._outputs(batch), batch, request.contexts, request.hook)
                 value = value if share == 1 else value * share
                 value.backward()
             total = value.detach() if share == 1 else total + value.detach()
         return self.live.grad, total
 
-    def _clipped(self, ask: Request, bound: float) -> Answer:
+    def _clipped(self, request: Request, bound: float) -> Answer:
         """The mean over samples of their gradients clipped to norm C, [P], and of their losses, []."""
-        batch = ask.batch
+        batch = request.batch
         if not len(batch.x):
-            return torch.zeros_like(ask.at), ask.at.new_zeros(())
+            return torch.zeros_like(request.at), request.at.new_zeros(())
 
-        def one(theta: Tensor, x: Tensor, y: Tensor, twin: Tensor | None) -> Tensor:
-            alone = Batch(x[None], y[None], twin=None if twin is None else twin[None])
-            out = forward(self.plan, self.net, self.live.buffers, (alone,))(theta, alone.x)
-            out = companions(self.plan, self.net, out, alone.x, theta, self.live.buffers)
-            return loss(self.plan, out, alone, ask.contexts)
+        def sample_loss(theta: Tensor, x: Tensor, y: Tensor, twin: Tensor | None) -> Tensor:
+            single = Batch(x[None], y[None], twin=None if twin is None else twin[None])
+            out = forward(self.plan, self.net, self.live.buffers, (single,))(theta, single.x)
+            out = companions(self.plan, self.net, out, single.x, theta, self.live.buffers)
+            return loss(self.plan, out, single, request.contexts)
 
-        grad, total = torch.zeros_like(ask.at), ask.at.new_zeros(())
-        rows = max(SINGLE_GRADIENTS // len(ask.at), 1)
+        grad, total = torch.zeros_like(request.at), request.at.new_zeros(())
+        rows = max(SINGLE_GRADIENTS // len(request.at), 1)
         for part in torch.arange(len(batch.x)).split(rows):
             twin = None if batch.twin is None else batch.twin[part]
-            grads, losses = _each(one, ask.at, batch.x[part], batch.y[part], twin)
+            grads, losses = _sample_gradients(sample_loss, request.at, batch.x[part], batch.y[part], twin)
             norms = torch.linalg.vector_norm(grads, dim=1)
             if bound < float("inf") and not bool((usable := norms.isfinite()).all()):
                 # a sample without a gradient counts as 0: that it has none would be a bit without noise
@@ -161,43 +163,44 @@ class Live:
         split = self.plan.has_private
         if not split:
             work.load(self.plan, down, None, {}, self.vectors)
-        found = []
+        losses = []
         for client in map(int, clients):
             if split:
                 work.load(self.plan, down, client, states(client), self.vectors)
-            found.append(self._loss_of_received(down, client, held_out))
-        return np.array(found)
+            losses.append(self._loss_of_received(down, client, held_out))
+        return np.array(losses)
 
-    def _begun(self, down: Broadcast, client: int) -> dict[str, Context]:
+    def _loss_contexts(self, down: Broadcast, client: int) -> dict[str, Context]:
         """The contexts of all parts where the loss of the received model is evaluated, with ``begin`` of its terms."""
-        seen = work.client_contexts(self.plan, down, first_state(self.plan, down.theta), client, 1)
-        seen = {place: ctx._replace(evaluates=True) for place, ctx in seen.items()}
+        contexts = work.client_contexts(self.plan, down, first_state(self.plan, down.theta), client, 1)
+        contexts = {place: ctx._replace(evaluates=True) for place, ctx in contexts.items()}
         for place, part in self.plan.method.hooks["begin"]:
             if overrides(part, "loss") or overrides(part, "on_step"):
-                seen[place] = seen[place]._replace(local=part.begin(seen[place]))
-        return seen
+                contexts[place] = contexts[place]._replace(local=part.begin(contexts[place]))
+        return contexts
 
     def _loss_of_received(self, down: Broadcast, client: int, held_out: bool) -> float:
         """The mean loss of the loaded model before local work, on all training (or validation) data of the client."""
         plan = self.plan
-        judged = plan.validation if held_out else plan.data
-        assert judged is not None
+        split = plan.validation if held_out else plan.data
+        assert split is not None
         rng.seed_torch(plan.seed, "losses", down.round, client)  # for models that draw in evaluation mode, too
-        rows = torch.from_numpy(judged.index[client])
+        rows = torch.from_numpy(split.index[client])
         self.live.module.eval()
         total = 0.0
         with torch.no_grad():
-            seen = self._begun(down, client)
+            contexts = self._loss_contexts(down, client)
             if plan.is_meta:
-                own = torch.from_numpy(plan.data.index[client])
-                support = Batch(*plan.data.batch(own, client))
-                query = Batch(*judged.batch(rows, client))
-                return float(objective(plan, self.net, self.live.buffers, support, query, seen)(self.live.theta))
+                train_rows = torch.from_numpy(plan.data.index[client])
+                support = Batch(*plan.data.batch(train_rows, client))
+                query = Batch(*split.batch(rows, client))
+                return float(objective(plan, self.net, self.live.buffers, support, query, contexts)(self.live.theta))
             for number, part in enumerate(rows.split(EVALUATION_BATCH)):
-                x, y = judged.batch(part, client)
+                x, y = split.batch(part, client)
                 data = Batch(x, y, twin=x if plan.has_twin else None)
-                work.on_step(plan, seen, client, down.round, -1 - number, self.net.model, data)  # steps count from 0
-                total += len(part) * float(deployed_loss(plan, self._outputs(data), data, seen))
+                step = -1 - number  # those of local work count from 0
+                work.on_step(plan, contexts, client, down.round, step, self.net.model, data)
+                total += len(part) * float(deployed_loss(plan, self._outputs(data), data, contexts))
         return total / len(rows)
 
 
@@ -211,7 +214,7 @@ def _passes(batch: Batch, size: int | None) -> Iterator[tuple[float, Batch]]:
         yield len(piece.x) / count, piece
 
 
-def _each(
+def _sample_gradients(
     loss_of: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor], theta: Tensor, x: Tensor, y: Tensor,
     twin: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
@@ -223,6 +226,6 @@ def _each(
     with suppress(Exception):  # one of the model itself occurs again
         return vmap(grad_and_value(loss_of), axes, randomness="different")(theta, x, y, twin)
     samples = zip(x, y, [None] * len(x) if twin is None else twin, strict=True)
-    found = [gradient(lambda at, own=own: loss_of(at, *own), theta) for own in samples]
-    grads, losses = zip(*found, strict=True)
+    results = [gradient(lambda at, sample=sample: loss_of(at, *sample), theta) for sample in samples]
+    grads, losses = zip(*results, strict=True)
     return torch.stack(grads), torch.stack(losses)

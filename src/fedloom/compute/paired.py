@@ -9,13 +9,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fedloom.compute.cohort import BatchSchedule, cross_entropy, drawn
+from fedloom.compute.cohort import BatchSchedule, cross_entropy, dropout_draws
 from fedloom.compute.cohort.coordinates import GRAD, RECEIVED, SHARED, coordinates
 from fedloom.compute.cohort.pairs import PairedNet
-from fedloom.compute.cohort.schedule import taken
+from fedloom.compute.cohort.schedule import values_at
 from fedloom.compute.cohort.windows import windows
 from fedloom.compute.plain import descends
-from fedloom.compute.results import finished
+from fedloom.compute.results import block_results
 from fedloom.core.context import Context
 from fedloom.core.views import Pair, RegGrad, StepInfo, View
 from fedloom.rounds.client import ClientWork, Vectors, private_start
@@ -55,20 +55,20 @@ class PairedRound:
         """The results in the block's order; None if the clients' views differ in more than numbers."""
         plan, down, size = self.plan, self.down, self.plan.layout.size
         private = [private_start(plan, down, job.client, job.state) for job in self.jobs]
-        for row, own in zip(self.memory, private, strict=False):
-            row[2 * size :] = own[size:]
-        self.net.begin(down.theta, [own[:size] for own in private])
+        for row, start in zip(self.memory, private, strict=False):
+            row[2 * size :] = start[size:]
+        self.net.begin(down.theta, [start[:size] for start in private])
         losses = self._train()
         if losses is None:
             return None
-        held = [self.vectors(row) for row in self.memory[: len(self.jobs)]]
+        memories = [self.vectors(row) for row in self.memory[: len(self.jobs)]]
         means = (losses / torch.from_numpy(self.schedule.steps).to(losses)).tolist()
 
-        def trained(row: int) -> Vectors:
-            self.net.finish(row, held[row].theta[:size], held[row].theta[size : 2 * size])
-            return held[row]
+        def vectors_of(row: int) -> Vectors:
+            self.net.finish(row, memories[row].theta[:size], memories[row].theta[size : 2 * size])
+            return memories[row]
 
-        return finished(self.schedule.order.tolist(), self.jobs, trained, self.contexts, means)
+        return block_results(self.schedule.order.tolist(), self.jobs, vectors_of, self.contexts, means)
 
     def _train(self) -> Tensor | None:
         """All local steps; returns the sums of the losses, float64 [C]."""
@@ -87,13 +87,13 @@ class PairedRound:
                 step = StepInfo(self.down.round, number, draws[row][number])
                 extra = self.memory[row, 2 * size :]
                 views.append(tuple(personal.views(step, extra, self.contexts[row]["personal"])))
-            if len({tuple((v.shared, v.private, v.data) for v in each) for each in views}) > 1:
+            if len({tuple((v.shared, v.private, v.data) for v in client_views) for client_views in views}) > 1:
                 return None
-            labels, values = taken(y, schedule.places[number]), []
+            labels, values = values_at(y, schedule.places[number]), []
             if self.draws is not None:
-                self.net.net.draw_from(drawn(self.draws, schedule.sizes[number], x.device))
-            for turn in zip(*views, strict=True):
-                values += self._view(turn, inputs, labels, schedule.weights[number])
+                self.net.net.draw_from(dropout_draws(self.draws, schedule.sizes[number], x.device))
+            for view in zip(*views, strict=True):
+                values += self._view(view, inputs, labels, schedule.weights[number])
             total[: len(inputs)] += values[0] if len(values) == 1 else torch.stack(values).mean(0)
         return total
 
@@ -101,7 +101,7 @@ class PairedRound:
         """The number and the inputs of each step: samples, or their positions if the first layer has coordinates."""
         schedule, first = self.schedule, self.net.first
         if first is None:
-            yield from ((number, taken(x, places)) for number, places in enumerate(schedule.places))
+            yield from ((number, values_at(x, places)) for number, places in enumerate(schedule.places))
             return
         for window in windows(schedule, x, self.net.samples):
             first.open(window.x)
@@ -179,14 +179,14 @@ class _RowPair:
     """A client's pair in a ``PairedNet``."""
 
     extra: Tensor
-    of: _Products
+    inner_products: _Products
     row: int
 
     def products(self) -> tuple[float, float, float]:
         """⟨w, w⟩, ⟨v, v⟩ and ⟨w, v⟩."""
-        (ww, wv), (_, vv) = self.of.of_models[self.row]
+        (ww, wv), (_, vv) = self.inner_products.of_models[self.row]
         return ww, vv, wv
 
     def slope(self) -> Tensor:
         """⟨g, v - w⟩, []."""
-        return self.of.slopes[self.row]
+        return self.inner_products.slopes[self.row]

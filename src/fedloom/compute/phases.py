@@ -17,7 +17,7 @@ from fedloom.compute.cohort import BatchSchedule, CohortNet, StepRule, train
 from fedloom.compute.cohort.parameters import Parameter
 from fedloom.compute.cohort.trace import LayerCall, Program
 from fedloom.compute.plain import descends, has_dropout
-from fedloom.compute.results import finished
+from fedloom.compute.results import block_results
 from fedloom.core.context import Context
 from fedloom.core.views import StepInfo, View
 from fedloom.rounds.client import ClientWork, Vectors, load
@@ -50,60 +50,65 @@ class PhasedRound:
         order = sorted(range(len(batches)), key=lambda number: -len(batches[number]))
         jobs, batches = [self.jobs[number] for number in order], [batches[number] for number in order]
         try:
-            contexts = [job.begin(len(each)) for job, each in zip(jobs, batches, strict=True)]
-            found = [_phases(self._views(*each)) for each in zip(jobs, batches, contexts, strict=True)]
+            contexts = [job.begin(len(client_batches)) for job, client_batches in zip(jobs, batches, strict=True)]
+            views = [self._views(*arguments) for arguments in zip(jobs, batches, contexts, strict=True)]
+            client_phases = [_phases(steps) for steps in views]
         except Exception:  # in lockstep it becomes the failure of that client alone
             return None
-        phases = self._common(found, batches)
+        phases = self._common(client_phases, batches)
         if phases is None:
             return None
-        held = [self.vectors(row) for row in self.net.theta[: len(jobs)]]
-        for job, at in zip(jobs, held, strict=True):
-            load(self.plan, job.down, job.client, job.state, at)
+        memories = [self.vectors(row) for row in self.net.theta[: len(jobs)]]
+        for job, memory in zip(jobs, memories, strict=True):
+            load(self.plan, job.down, job.client, job.state, memory)
         clients = [job.client for job in jobs]
         sums = torch.stack([self._train(half, schedule, clients) for half, schedule in phases]).sum(0)
-        means = (sums / sums.new_tensor([len(each) for each in batches])).tolist()
-        return finished(order, jobs, held.__getitem__, contexts, means)
+        means = (sums / sums.new_tensor([len(client_batches) for client_batches in batches])).tolist()
+        return block_results(order, jobs, memories.__getitem__, contexts, means)
 
     def _common(
-        self, found: Sequence[Sequence[Phase] | None], batches: Sequence[Sequence[np.ndarray]]
+        self, client_phases: Sequence[Sequence[Phase] | None], batches: Sequence[Sequence[np.ndarray]]
     ) -> list[tuple[Half, BatchSchedule]] | None:
         """The phases of all clients together; None if they have no common ones."""
-        own = [each for each in found if each is not None]
-        halves = [half for half, _ in own[0]] if own else []
-        if len(own) < len(found) or any([half for half, _ in each] != halves for each in own):
+        present = [phases for phases in client_phases if phases is not None]
+        halves = [half for half, _ in present[0]] if present else []
+        if len(present) < len(client_phases) or any([half for half, _ in phases] != halves for phases in present):
             return None
         if self.plan.memory and any(sum(half[n] for half in halves) > 1 for n in (0, 1)):
             return None  # a momentum would outlive its phase
-        made = []
+        common = []
         for number, half in enumerate(halves):
-            parts = [rows[each[number][1]] for rows, each in zip(batches, own, strict=True)]
-            made.append((half, BatchSchedule.of(parts)))
+            parts = [rows[phases[number][1]] for rows, phases in zip(batches, present, strict=True)]
+            common.append((half, BatchSchedule.of(parts)))
         rows = [*range(len(batches))]
-        return made if all(schedule.order.tolist() == rows for _, schedule in made) else None
+        return common if all(schedule.order.tolist() == rows for _, schedule in common) else None
 
-    def _views(self, job: ClientWork, batches: Sequence[np.ndarray], seen: dict[str, Context]) -> list[Sequence[View]]:
+    def _views(
+        self, job: ClientWork, batches: Sequence[np.ndarray], contexts: dict[str, Context]
+    ) -> list[Sequence[View]]:
         """The views of each of a client's steps."""
         round, nothing = self.down.round, self.net.theta[0, :0]
         draws = self.plan.draws(round, job.client, len(batches)).tolist()
-        steps = (StepInfo(round, number, drawn) for number, drawn in enumerate(draws))
-        return [self.plan.method.personal.views(step, nothing, seen["personal"]) for step in steps]
+        steps = (StepInfo(round, number, draw) for number, draw in enumerate(draws))
+        return [self.plan.method.personal.views(step, nothing, contexts["personal"]) for step in steps]
 
     def _train(self, half: Half, schedule: BatchSchedule, clients: Sequence[int]) -> Tensor:
         """Train some half of the clients' models; returns the sums of their losses, float64 [C]."""
         plan, local = self.plan, self.plan.local
         schedule = schedule.to(self.net.theta.device)
         ends = accumulate(leaf.size for leaf in plan.layout.parameters)
-        own = {leaf.name: end > plan.layout.shared_size for leaf, end in zip(plan.layout.parameters, ends, strict=True)}
-        frozen = {name for name, private in own.items() if not half[private]}
+        is_private = {
+            leaf.name: end > plan.layout.shared_size for leaf, end in zip(plan.layout.parameters, ends, strict=True)
+        }
+        frozen = {name for name, private in is_private.items() if not half[private]}
         x, y = plan.data.arrays.x[schedule.rows], schedule.labels(plan.data, clients)
-        constant, program = parted(self.net.program, frozen) or (None, None)
+        constant, program = split_program(self.net.program, frozen) or (None, None)
         if constant is not None:
             x = outputs(self.net, constant, x)
         rule = StepRule(self.down.lr, local.weight_decay, local.momentum)
-        done = train(self.net, None, schedule, x, y, rule, program=program, frozen=frozen)
-        done.models()
-        return done.losses * torch.from_numpy(schedule.steps).to(done.losses)
+        cohort = train(self.net, None, schedule, x, y, rule, program=program, frozen=frozen)
+        cohort.models()
+        return cohort.losses * torch.from_numpy(schedule.steps).to(cohort.losses)
 
 
 def _phases(views: Sequence[Sequence[View]]) -> list[Phase] | None:
@@ -116,34 +121,34 @@ def _phases(views: Sequence[Sequence[View]]) -> list[Phase] | None:
     (None, None)
     """
     steps = ((0, 1), (1, 0), (1, 1))
-    usual = all(len(each) == 1 and each[0].data and (each[0].shared, each[0].private) in steps for each in views)
-    if not usual:
+    is_usual = all(len(step) == 1 and step[0].data and (step[0].shared, step[0].private) in steps for step in views)
+    if not is_usual:
         return None
-    halves = [(bool(each[0].shared), bool(each[0].private)) for each in views]
+    halves = [(bool(step[0].shared), bool(step[0].private)) for step in views]
     runs = [(half, len([*steps])) for half, steps in groupby(halves)]
     ends = pairwise([0, *accumulate(length for _, length in runs)])
     return [(half, slice(*pair)) for (half, _), pair in zip(runs, ends, strict=True)]
 
 
-def parted(program: Program, frozen: Collection[str]) -> tuple[Program, Program] | None:
+def split_program(program: Program, frozen: Collection[str]) -> tuple[Program, Program] | None:
     """The layers before the first trained one, and the others as a network of what the former return.
 
     None if the first layer is trained, or if trained layers read more than one value of those before.
     """
 
     def trains(step: LayerCall) -> bool:
-        own = (value for value in vars(step.layer).values() if isinstance(value, Parameter))
-        return any(each.grad is not None and each.leaf.name not in frozen for each in own)
+        parameters = (value for value in vars(step.layer).values() if isinstance(value, Parameter))
+        return any(parameter.grad is not None and parameter.leaf.name not in frozen for parameter in parameters)
 
     first = next((place for place, step in enumerate(program.steps) if trains(step)), 0)
     before, rest = program.steps[:first], program.steps[first:]
-    made = {step.output for step in rest}
+    computed = {step.output for step in rest}
     read = {number for step in rest for number in step.inputs} | set(program.outputs)
-    if len(read - made) != 1 or not before:
+    if len(read - computed) != 1 or not before:
         return None
-    (cut,) = read - made
-    moved = tuple(replace(step, inputs=tuple(0 if n == cut else n for n in step.inputs)) for step in rest)
-    return replace(program, steps=before, outputs=(cut,)), replace(program, steps=moved)
+    (cut,) = read - computed
+    shifted = tuple(replace(step, inputs=tuple(0 if n == cut else n for n in step.inputs)) for step in rest)
+    return replace(program, steps=before, outputs=(cut,)), replace(program, steps=shifted)
 
 
 def outputs(net: CohortNet, program: Program, x: Tensor) -> Tensor:

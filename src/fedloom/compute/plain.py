@@ -46,8 +46,8 @@ def separate_pull(plan: ClientPlan, round: int, steps: int) -> float | None:
         except (AttributeError, IndexError, TypeError, ValueError):
             return None
         pull = second.v[0]
-        apart = views == (View(private=0.0), View(1.0, shared=0.0)) and not any(first.w)
-        if not apart or second.v != (pull, 0.0, -pull) or second.extra is not None:
+        is_separate = views == (View(private=0.0), View(1.0, shared=0.0)) and not any(first.w)
+        if not is_separate or second.v != (pull, 0.0, -pull) or second.extra is not None:
             return None
         pulls.add(pull)
     return pulls.pop() if len(pulls) == 1 else None
@@ -77,17 +77,17 @@ def _is_affine(plan: ClientPlan) -> bool:
 def needs_only_sums(plan: ClientPlan) -> bool:
     """Whether no part needs a client's own update; an evaluation may, without changing any bit of the sum."""
     method, hooks = plan.method, plan.method.hooks
-    own = hooks["send"] or plan.private_size or plan.forges or method.needs("updates") or plan.layout.buffers
+    needs_updates = hooks["send"] or plan.private_size or plan.forges or method.needs("updates") or plan.layout.buffers
     ends = hooks["end"] or hooks["init_client"] or method.uploading
-    return not own and (not ends or is_linear(plan))
+    return not needs_updates and (not ends or is_linear(plan))
 
 
 def is_linear(plan: ClientPlan) -> bool:
     """Whether clients keep states, and these, what is uploaded and the corrections are linear in what clients read."""
     hooks, uploading = plan.method.hooks, plan.method.uploading
-    linear = all(part.linear for hook in ("init_client", "begin", "grad", "end") for _, part in hooks[hook])
-    summed = not any(part.measured or Reduce.ALL in part.uploads.values() for _, part in uploading)
-    return bool(hooks["init_client"]) and linear and summed
+    hooks_are_linear = all(part.linear for hook in ("init_client", "begin", "grad", "end") for _, part in hooks[hook])
+    are_summed = not any(part.measured or Reduce.ALL in part.uploads.values() for _, part in uploading)
+    return bool(hooks["init_client"]) and hooks_are_linear and are_summed
 
 
 Correction = tuple[tuple[float, float], Callable[[Tensor], None]]
@@ -98,18 +98,18 @@ def corrections(plan: ClientPlan, contexts: Iterable[dict[str, Context]]) -> Ite
     """The corrections of clients, by calling the hooks with what each client has."""
     parts, zero = plan.method.hooks["grad"], plan.theta0.new_zeros(()).expand_as(plan.theta0)
 
-    def write(seen: dict[str, Context], row: Tensor) -> None:
-        made = row.zero_()
+    def write(by_place: dict[str, Context], row: Tensor) -> None:
+        constant = row.zero_()
         for place, part in parts:
-            made = part.grad(made, zero, seen[place])
-        if made is not row:
-            row.copy_(made)
+            constant = part.grad(constant, zero, by_place[place])
+        if constant is not row:
+            row.copy_(constant)
 
-    return ((_numbers(parts, seen), partial(write, seen)) for seen in contexts)
+    return ((_numbers(parts, by_place), partial(write, by_place)) for by_place in contexts)
 
 
 def affine_rule(
-    plan: ClientPlan, lr: float, steps: Sequence[int], each: Iterable[Correction],
+    plan: ClientPlan, lr: float, steps: Sequence[int], client_corrections: Iterable[Correction],
     rows: Callable[[], Tensor], alike: bool = True,
 ) -> StepRule | None:  # fmt: skip
     """The update rule of a block's clients with all their corrections; None if its coefficients differ between them.
@@ -118,7 +118,7 @@ def affine_rule(
         plan: the client plan.
         lr: the learning rate η of the round.
         steps: the clients' numbers of steps.
-        each: their corrections, each of which is used before the next is asked for.
+        client_corrections: their corrections, each of which is used before the next is requested.
         rows: returns memory for the constants of the corrections, [C, P].
         alike: whether they have received the same model.
     """
@@ -130,11 +130,12 @@ def affine_rule(
     )  # fmt: skip
     if not parts:
         return usual
-    own = plan.method.hooks["begin"] or plan.method.hooks["init_client"]
-    ours = all(is_ours(type(part).__module__) for _, part in parts)
-    common = ours and alike and not own  # a user's part may read what else differs between clients
-    constants, numbers = rows()[: 1 if common else len(steps)], set[tuple[float, float]]()
-    for client, (coefficients, write) in enumerate(each):
+    has_client_constants = plan.method.hooks["begin"] or plan.method.hooks["init_client"]
+    is_library = all(is_ours(type(part).__module__) for _, part in parts)
+    # a user's part may read what else differs between clients
+    is_common = is_library and alike and not has_client_constants
+    constants, numbers = rows()[: 1 if is_common else len(steps)], set[tuple[float, float]]()
+    for client, (coefficients, write) in enumerate(client_corrections):
         numbers.add(coefficients)
         if len(numbers) > 1:
             return None
@@ -151,11 +152,11 @@ def affine_rule(
 
 def _speeds(plan: ClientPlan, steps: Sequence[int]) -> Float[Tensor, "steps C"] | None:
     """The factors on the rate in the steps of clients that take so many; 1 once they are done. None if all are 1."""
-    own = [plan.local.speeds(count) for count in steps]
-    if own[0] is None:
+    client_speeds = [plan.local.speeds(count) for count in steps]
+    if client_speeds[0] is None:
         return None
     result = torch.ones(max(steps), len(steps), dtype=torch.float64)
-    for column, speeds in zip(result.T, own, strict=True):
+    for column, speeds in zip(result.T, client_speeds, strict=True):
         assert speeds is not None
         column[: len(speeds)] = torch.tensor(speeds, dtype=torch.float64)
     return result
@@ -177,49 +178,49 @@ def augmentation(plan: ClientPlan, round: int, clients: Sequence[int], schedule:
     if change is None:
         return None
     steps: Sequence[object] = getattr(change, "steps", (change,))
-    ours = all(is_ours(type(one).__module__) for one in steps)
+    is_library = all(is_ours(type(transform).__module__) for transform in steps)
 
-    def augmented(x: Tensor, numbers: range) -> Tensor:
+    def augment(x: Tensor, numbers: range) -> Tensor:
         draws = [
             (rng.stream(plan.seed, "augment", round, client, step, 0), size)
             for step in numbers
             for client, size in zip(clients, schedule.sizes[step], strict=False)
         ]
-        if ours:
+        if is_library:
             return change(x, draws)
         parts = x.split([size for _, size in draws])
         return torch.cat([change(part, [draw]) for part, draw in zip(parts, draws, strict=True)])
 
-    return augmented
+    return augment
 
 
-def _numbers(parts: Sequence[tuple[str, Part]], seen: dict[str, Context]) -> tuple[float, float]:
+def _numbers(parts: Sequence[tuple[str, Part]], by_place: dict[str, Context]) -> tuple[float, float]:
     """The coefficients a and b of the affine correction a·g + b·w + k, found by evaluating it with scalars for g and w.
 
     Other vectors are zero; what is left of k is the value at g = w = 0. All of it happens on the CPU, since the host
     would wait for a GPU several times per client.
     """
 
-    def one(value: Tensor) -> Tensor:
+    def scalar(value: Tensor) -> Tensor:
         return value.new_zeros(1, dtype=torch.float64, device="cpu")
 
-    def zero(tree: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {name: one(value) if value.ndim else value.cpu() for name, value in tree.items()}
+    def scalars(tree: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: scalar(value) if value.ndim else value.cpu() for name, value in tree.items()}
 
     contexts = {
-        place: seen[place]._replace(
-            received=one(seen[place].received), down=zero(seen[place].down),
-            state=zero(seen[place].state), local=zero(seen[place].local),
+        place: by_place[place]._replace(
+            received=scalar(by_place[place].received), down=scalars(by_place[place].down),
+            state=scalars(by_place[place].state), local=scalars(by_place[place].local),
         )
         for place, _ in parts
     }  # fmt: skip
 
-    def at(g: float, w: float) -> float:
+    def correction(g: float, w: float) -> float:
         like = contexts[parts[0][0]].received
         grad, weight = like + g, like + w
         for place, part in parts:
             grad = part.grad(grad, weight, contexts[place])
         return float(grad[0])
 
-    rest = at(0, 0)
-    return at(1, 0) - rest, at(0, 1) - rest
+    rest = correction(0, 0)
+    return correction(1, 0) - rest, correction(0, 1) - rest

@@ -9,8 +9,8 @@ from fedloom.rounds.client import ClientWork, Vectors
 from fedloom.rounds.exchange import Result
 
 
-def finished(
-    order: Sequence[int], jobs: Sequence[ClientWork], held: Callable[[int], Vectors],
+def block_results(
+    order: Sequence[int], jobs: Sequence[ClientWork], vectors_of: Callable[[int], Vectors],
     contexts: Sequence[Mapping[str, Context]], losses: Sequence[float],
 ) -> Iterator[Result]:  # fmt: skip
     """The clients' results, in the block's order; an exception becomes the failure of that client alone.
@@ -20,14 +20,14 @@ def finished(
     Args:
         order: the place in the block of each client below.
         jobs: the clients' work.
-        held: returns the memory with the trained model of a client below.
+        vectors_of: returns the memory with the trained model of a client below.
         contexts: their contexts.
         losses: their mean training losses.
     """
 
     def result(row: int) -> Result:
         try:
-            return jobs[row].finish(held(row), contexts[row], losses[row])
+            return jobs[row].finish(vectors_of(row), contexts[row], losses[row])
         except Exception as error:
             return jobs[row].as_failure(error)
 

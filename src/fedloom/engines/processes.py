@@ -171,29 +171,29 @@ def begin(
 def _work(
     plan: ClientPlan, computes: list[Compute], downs: list[Segment], slots: list[Segment], pipe: Connection, device: str
 ) -> None:
-    known: dict[int, Broadcast] = {}  # by segment
+    broadcasts: dict[int, Broadcast] = {}  # by segment
 
-    def read(one: Announcement) -> Broadcast:
-        if one.message:
-            known[one.segment] = downs[one.segment].load(one.message, device=device)
-        return known[one.segment]
+    def read(announcement: Announcement) -> Broadcast:
+        if announcement.message:
+            broadcasts[announcement.segment] = downs[announcement.segment].load(announcement.message, device=device)
+        return broadcasts[announcement.segment]
 
     while True:
         kind, content = pipe.recv()
         if kind == "losses":
-            announced, level, clients, states, held_out = content
-            work = partial(computes[level].losses, read(announced), clients, states.__getitem__, held_out)
+            announcement, level, clients, states, held_out = content
+            work = partial(computes[level].losses, read(announcement), clients, states.__getitem__, held_out)
             pipe.send(as_loss_error(work))
         else:
             number, message, end = content
             slot, task = slots[number], slots[number].load(message, device=device)
             down = read(task.down)
-            work = partial(_folded, plan.levels[task.level], computes[task.level], down, task, slot)
+            work = partial(_task_fold, plan.levels[task.level], computes[task.level], down, task, slot)
             folded = as_client_error(work, f"round {down.round + 1}: uploads do not fold")
             pipe.send_bytes(slot.dump(folded, end)[0])
 
 
-def _folded(plan: ClientPlan, compute: Compute, down: Broadcast, task: BlockTask, slot: Segment) -> Fold:
+def _task_fold(plan: ClientPlan, compute: Compute, down: Broadcast, task: BlockTask, slot: Segment) -> Fold:
     """The fold of a task's block, states in their places; members run together unless one killed a worker before."""
     if compute.together and not (task.lost or task.alone):
         folded = compute.fold(down, task.clients, task.states, task.weights)
@@ -239,7 +239,7 @@ class Worker:
     process: Any
     pipe: Connection
     tasks: deque[BlockTask] = field(default_factory=deque)
-    held: deque[bytes] = field(default_factory=deque)  # sent once it is idle, since it may be sending a long one itself
+    backlog: deque[bytes] = field(default_factory=deque)  # sent once it is idle: it may be sending a long one itself
     read: dict[int, int] = field(default_factory=dict)  # by segment, the number of the broadcast that it has read
 
 
@@ -257,9 +257,9 @@ class Processes(Engine):
         self, plan: ClientPlan, compute: ComputeFactory, workers: int = 0, start: str = "auto",
         devices: Sequence[str] = (),
     ) -> None:  # fmt: skip
-        self.start, self.message, self.devices = start, None, [on_this_machine(each) for each in devices]
+        self.start, self.message, self.devices = start, None, [gpu_name(device) for device in devices]
         reason = self.reason_to_spawn()
-        handed = reason is not None or fork_safety.sees_gpu()  # with one in sight, forks may become unsafe
+        transferable = reason is not None or fork_safety.sees_gpu()  # with one in sight, forks may become unsafe
         if reason and start == "auto":
             self.remark = f"engine=processes starts its workers afresh, which takes seconds, since {reason}."
         if plan.device != "cpu":
@@ -283,12 +283,13 @@ class Processes(Engine):
         numbers = plan.layout.shared_size + plan.private_size + plan.layout.buffer_size
         vectors = VECTORS * numbers * plan.layout.dtype.itemsize
         longest, slots = max(compute.longest for compute in self.computes), QUEUED * self.count
-        self.downs = segments(DOWNS, vectors * (1 if plan.models == 1 else longest) + (1 << 20), handed=handed)
-        self.announced = 0  # broadcasts so far
+        broadcast = vectors * (1 if plan.models == 1 else longest) + (1 << 20)
+        self.downs = segments(DOWNS, broadcast, transferable=transferable)
+        self.broadcasts = 0  # broadcasts so far
         stateful = bool(plan.method.hooks["init_client"] or plan.private_size) and vectors >= VECTORS * LARGE
         places = plan.population.clients + slots * longest if stateful else 0
-        self.arena = Arena(min(places, ADDRESSES // max(vectors, 1)), vectors, handed)
-        self.slots = segments(slots, longest * (vectors + (1 << 20)), self.arena, handed)
+        self.arena = Arena(min(places, ADDRESSES // max(vectors, 1)), vectors, transferable)
+        self.slots = segments(slots, longest * (vectors + (1 << 20)), self.arena, transferable)
         self.owners: list[list[memoryview]] = [[] for _ in range(slots)]  # of the places that a task fills
         self.suspects: deque[BlockTask] = deque()
         self.workers: list[Worker] = []
@@ -312,24 +313,25 @@ class Processes(Engine):
             self.workers.append(self._fork())
 
     def _fork(self) -> Worker:
-        ours, theirs = mp.Pipe()
-        inherited = [ours, *(worker.pipe for worker in self.workers)]  # ends held by a child would never report EOF
-        args = self.plan, self.computes, self.downs, self.slots, theirs, inherited, os.getpid()
+        parent_end, child_end = mp.Pipe()
+        # a child closes all of them: ends that it holds would never report EOF
+        inherited = [parent_end, *(worker.pipe for worker in self.workers)]
+        args = self.plan, self.computes, self.downs, self.slots, child_end, inherited, os.getpid()
         process: Any = mp.get_context("fork").Process(target=serve, args=args, daemon=True)
         process.start()
-        theirs.close()
-        return Worker(process, ours)
+        child_end.close()
+        return Worker(process, parent_end)
 
     def _spawn(self, number: int) -> Worker:
-        self.message = self.message or packed(self.plan, self.compute)
-        ours, theirs = mp.Pipe()
+        self.message = self.message or pack_plan(self.plan, self.compute)
+        parent_end, child_end = mp.Pipe()
         device = self.devices[number % len(self.devices)] if self.devices else "cpu"
-        args = *self.message, self.downs, self.slots, theirs, os.getpid(), device
+        args = *self.message, self.downs, self.slots, child_end, os.getpid(), device
         process: Any = mp.get_context("spawn").Process(target=begin, args=args, daemon=True)
         with without_main():
             process.start()
-        theirs.close()
-        return Worker(process, ours)
+        child_end.close()
+        return Worker(process, parent_end)
 
     def _ready(self, worker: Worker) -> Worker:
         """The worker, once it has read the plan."""
@@ -345,45 +347,46 @@ class Processes(Engine):
     def run(self, groups: Sequence[Group]) -> Generator[tuple[int, Fold]]:
         """The folds of each group's blocks, in order; the caller owns them."""
         self._fill()
-        cut = [(n, block) for n, one in enumerate(groups) for block in self._blocks(one)]
-        waiting, free, spare = deque(enumerate(cut)), deque(range(len(self.slots))), deque(range(len(self.downs)))
-        left = Counter(number for number, _ in cut)  # blocks that are not done
-        announced: dict[int, Announcement] = {}
+        blocks = [(n, block) for n, group in enumerate(groups) for block in self._blocks(group)]
+        pending = deque(enumerate(blocks))
+        free_slots, free_segments = deque(range(len(self.slots))), deque(range(len(self.downs)))
+        remaining = Counter(number for number, _ in blocks)  # blocks that are not done
+        announcements: dict[int, Announcement] = {}
         self.suspects.clear()
-        done: dict[int, Fold] = {}
+        folds: dict[int, Fold] = {}
 
         def assign() -> None:
             """Assign waiting blocks to workers that have room, the least busy first."""
-            while waiting and free:
+            while pending and free_slots:
                 worker = min(self.workers, key=lambda w: len(w.tasks))
-                turn, (number, block) = waiting[0]
-                if len(worker.tasks) >= QUEUED or not (spare or number in announced):
+                turn, (number, block) = pending[0]
+                if len(worker.tasks) >= QUEUED or not (free_segments or number in announcements):
                     return
-                waiting.popleft()
+                pending.popleft()
                 down, clients, states, weights, level = groups[number]
-                if number not in announced:
-                    announced[number] = self._announce(down, spare.popleft())
-                slot = free.pop()  # the most recently used one: its memory is still cached
+                if number not in announcements:
+                    announcements[number] = self._announce(down, free_segments.popleft())
+                slot = free_slots.pop()  # the most recently used one: its memory is still cached
                 members = clients[block.start : block.stop].tolist()
                 part = None if weights is None else weights[block.start : block.stop]
-                own = [states(client) for client in members]
-                task = BlockTask(turn, level, members, part, own, slot, announced[number])
+                member_states = [states(client) for client in members]
+                task = BlockTask(turn, level, members, part, member_states, slot, announcements[number])
                 task.models = down.places(members)
                 self._give(worker, task)
 
         try:
             assign()
-            for turn, (number, _) in enumerate(cut):
-                while turn not in done:
+            for turn, (number, _) in enumerate(blocks):
+                while turn not in folds:
                     for task, result in self._collect():
-                        done[task.number] = result
-                        free.append(task.slot)
-                        group = cut[task.number][0]
-                        left[group] -= 1
-                        if not left[group]:
-                            spare.append(announced[group].segment)
+                        folds[task.number] = result
+                        free_slots.append(task.slot)
+                        of_group = blocks[task.number][0]
+                        remaining[of_group] -= 1
+                        if not remaining[of_group]:
+                            free_segments.append(announcements[of_group].segment)
                     assign()
-                yield number, done.pop(turn)
+                yield number, folds.pop(turn)
         finally:
             if any(worker.tasks for worker in self.workers):  # the round was interrupted: discard its work
                 self.close()
@@ -400,11 +403,11 @@ class Processes(Engine):
     ) -> np.ndarray:
         """Losses of the received model, float64 [clients]."""
         self._fill()
-        announced = self._announce(down, 0)
+        announcement = self._announce(down, 0)
         shares = []
         for share in np.array_split(clients, len(self.workers)):
-            own = {client: self.plan.private_state(states, client) for client in share.tolist()}
-            shares.append((announced, level, share, own, held_out))
+            private_states = {client: self.plan.private_state(states, client) for client in share.tolist()}
+            shares.append((announcement, level, share, private_states, held_out))
         try:
             for worker, share in zip(self.workers, shares, strict=True):
                 self._send_bytes(worker, pickle.dumps(("losses", share)))
@@ -444,21 +447,21 @@ class Processes(Engine):
 
     def _announce(self, down: Broadcast, segment: int) -> Announcement:
         """Put a broadcast into a segment; workers read it with their first task of it."""
-        self.announced += 1
-        return Announcement(self.announced, segment, self.downs[segment].dump(down)[0], down.round)
+        self.broadcasts += 1
+        return Announcement(self.broadcasts, segment, self.downs[segment].dump(down)[0], down.round)
 
     def _give(self, worker: Worker, task: BlockTask) -> None:
         slot, down = self.slots[task.slot], task.down
         slot.mark = next(n for n in range(len(task.clients)) if n not in task.lost)
         places = [free for _ in task.clients if (free := self.arena.take())]
         task.places, self.owners[task.slot] = [place for place, _ in places], [owner for _, owner in places]
-        known = worker.read.get(down.segment) == down.number
-        task.down = replace(down, message=b"") if known else down
+        has_read = worker.read.get(down.segment) == down.number
+        task.down = replace(down, message=b"") if has_read else down
         worker.read[down.segment] = down.number
         message = pickle.dumps(("work", (task.slot, *slot.dump(task))))
         task.down = down  # another worker may have to do it
-        if worker.tasks and (worker.held or len(message) > PIPE):
-            worker.held.append(message)
+        if worker.tasks and (worker.backlog or len(message) > PIPE):
+            worker.backlog.append(message)
         else:
             self._send_bytes(worker, message)
         worker.tasks.append(task)
@@ -481,8 +484,8 @@ class Processes(Engine):
                 self._after_death(busy[pipe])  # type: ignore[index]
                 continue
             results.append((worker.tasks.popleft(), folded))
-            if worker.held and len(worker.held) == len(worker.tasks):
-                self._send_bytes(worker, worker.held.popleft())
+            if worker.backlog and len(worker.backlog) == len(worker.tasks):
+                self._send_bytes(worker, worker.backlog.popleft())
         return results
 
     def _receive(self, worker: Worker) -> Fold:
@@ -544,7 +547,7 @@ class Processes(Engine):
         return old.tasks
 
 
-def on_this_machine(device: str) -> str:
+def gpu_name(device: str) -> str:
     """The name of a GPU, as PyTorch has it."""
     name = re.sub("^gpu(?=:)", "cuda", device)
     number, count = re.fullmatch(r"cuda:(\d+)", name), torch.cuda.device_count()
@@ -562,7 +565,7 @@ def count_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def packed(plan: ClientPlan, compute: ComputeFactory) -> tuple[Segment, tuple[bytes, ...]]:
+def pack_plan(plan: ClientPlan, compute: ComputeFactory) -> tuple[Segment, tuple[bytes, ...]]:
     """A plan and its compute in shared memory, and the messages to read them: plan and compute, then its data.
 
     What was defined in the program's main module is sent whole if cloudpickle is installed.

@@ -30,7 +30,7 @@ ALIGN = 64
 NORESERVE = 0x4000 if sys.platform == "linux" else 0  # address space beyond the memory; Python 3.11 has no name for it
 
 
-class Handed(mmap.mmap):
+class TransferableMemory(mmap.mmap):
     """Shared memory that can be handed to processes not forked from this one; pages are committed on first use.
 
     It is a file without a name, whose descriptor a process receives when it is started, so that nothing is left however
@@ -40,7 +40,7 @@ class Handed(mmap.mmap):
     handle: int | str
 
     @classmethod
-    def of(cls, nbytes: int) -> Handed:
+    def of(cls, nbytes: int) -> TransferableMemory:
         """So much new memory."""
         if sys.platform == "win32":
             return cls.at(f"fedloom-{uuid.uuid4()}", nbytes)
@@ -57,7 +57,7 @@ class Handed(mmap.mmap):
             raise
 
     @classmethod
-    def at(cls, handle: int | str, nbytes: int) -> Handed:
+    def at(cls, handle: int | str, nbytes: int) -> TransferableMemory:
         """The memory of a name or a descriptor, which is closed with it."""
         if isinstance(handle, str):
             memory = cls(-1, nbytes, tagname=handle)  # pyright: ignore[reportCallIssue]
@@ -69,16 +69,18 @@ class Handed(mmap.mmap):
 
     def __reduce__(self) -> tuple[Any, ...]:
         handle = self.handle if isinstance(self.handle, str) else reduction.DupFd(self.handle)
-        return _received, (handle, len(self))
+        return _open_memory, (handle, len(self))
 
 
-def _received(handle: Any, nbytes: int) -> Handed:
-    return Handed.at(handle if isinstance(handle, str) else handle.detach(), nbytes)
+def _open_memory(handle: Any, nbytes: int) -> TransferableMemory:
+    return TransferableMemory.at(handle if isinstance(handle, str) else handle.detach(), nbytes)
 
 
-def shared(nbytes: int, handed: bool) -> mmap.mmap:
-    """Shared memory, for forked processes alone or, if it can be ``handed`` over, for others as well."""
-    return Handed.of(nbytes) if handed else mmap.mmap(-1, nbytes, mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | NORESERVE)
+def shared(nbytes: int, transferable: bool) -> mmap.mmap:
+    """Shared memory, for forked processes alone or, if it is ``transferable``, for others as well."""
+    if transferable:
+        return TransferableMemory.of(nbytes)
+    return mmap.mmap(-1, nbytes, mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | NORESERVE)
 
 
 class Arena:
@@ -90,7 +92,7 @@ class Arena:
     Args:
         count: number of places.
         nbytes: size of a place in bytes.
-        handed: whether it can be handed to processes that are not forked, which only read what is in it.
+        transferable: whether it can be handed to processes that are not forked, which only read what is in it.
 
     >>> arena = Arena(1, 1000)
     >>> place, owner = arena.take()
@@ -99,10 +101,10 @@ class Arena:
     (0, None)
     """
 
-    def __init__(self, count: int, nbytes: int, handed: bool = False) -> None:
+    def __init__(self, count: int, nbytes: int, transferable: bool = False) -> None:
         self.nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         try:
-            self.memory: mmap.mmap | None = shared(count * self.nbytes, handed) if count else None
+            self.memory: mmap.mmap | None = shared(count * self.nbytes, transferable) if count else None
         except OSError:  # the system grants no more address space than it has memory
             self.memory = None
         self._reset(count)
@@ -169,11 +171,11 @@ class Segment:
     Args:
         nbytes: its size in bytes.
         arena: the arena in which tensors may be already.
-        handed: whether it can be handed to processes that are not forked.
+        transferable: whether it can be handed to processes that are not forked.
     """
 
-    def __init__(self, nbytes: int, arena: Arena | None = None, handed: bool = False) -> None:
-        self.memory = shared(ALIGN + nbytes, handed)
+    def __init__(self, nbytes: int, arena: Arena | None = None, transferable: bool = False) -> None:
+        self.memory = shared(ALIGN + nbytes, transferable)
         self.arena = arena or Arena(0, 0)
 
     @classmethod
@@ -181,10 +183,10 @@ class Segment:
         """A segment as large as the tensors of values, which it holds, and the message for ``load`` of each value."""
         end, messages, tensors = ALIGN, [], []
         for value in values:
-            message, end, stored = _packed(value, Arena(0, 0), end, inf, pickler)
+            message, end, stored = _pickled(value, Arena(0, 0), end, inf, pickler)
             messages.append(message)
             tensors += stored
-        segment = cls(end, handed=True)
+        segment = cls(end, transferable=True)
         segment._write(tensors)
         return segment, tuple(messages)
 
@@ -199,7 +201,7 @@ class Segment:
 
     def dump(self, value: Any, start: int = ALIGN) -> tuple[bytes, int]:
         """Copy the tensors of ``value`` into the segment; return the message for ``load`` and the end offset."""
-        message, end, stored = _packed(value, self.arena, start, len(self.memory))
+        message, end, stored = _pickled(value, self.arena, start, len(self.memory))
         self._write(stored)
         return message, end
 
@@ -222,15 +224,15 @@ class Segment:
         return torch.frombuffer(self.memory, dtype=dtype, count=prod(shape), offset=at).view(shape)
 
 
-def segments(count: int, nbytes: int, arena: Arena | None = None, handed: bool = False) -> list[Segment]:
+def segments(count: int, nbytes: int, arena: Arena | None = None, transferable: bool = False) -> list[Segment]:
     """So many segments; empty ones, past which all tensors are pickled, if the system grants no such address space."""
     try:
-        return [Segment(nbytes, arena, handed) for _ in range(count)]
+        return [Segment(nbytes, arena, transferable) for _ in range(count)]
     except OSError:
-        return [Segment(0, arena, handed) for _ in range(count)]
+        return [Segment(0, arena, transferable) for _ in range(count)]
 
 
-def _packed(
+def _pickled(
     value: Any, arena: Arena, start: int, room: float, pickler: type[pickle.Pickler] = pickle.Pickler
 ) -> tuple[bytes, int, Stored]:
     """The pickle of a value, the end of its tensors from ``start`` on, and these with their addresses."""
@@ -281,8 +283,8 @@ class _Unpacker(pickle.Unpickler):
     device: str
 
     def persistent_load(self, pid: Address) -> Tensor:
-        shape, dtype, at, kept = pid
+        shape, dtype, at, in_arena = pid
         if not prod(shape):
             return torch.empty(shape, dtype=dtype, device=self.device)
-        array = (self.segment.arena if kept else self.segment).view(shape, dtype, at)
-        return (array.clone() if self.copy and not kept else array).to(self.device)
+        array = (self.segment.arena if in_arena else self.segment).view(shape, dtype, at)
+        return (array.clone() if self.copy and not in_arena else array).to(self.device)

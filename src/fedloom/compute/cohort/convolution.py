@@ -64,18 +64,18 @@ class Convolution(Product):
 
     def forward(self, x: Tensor) -> Tensor:
         self.dtype = x.dtype
-        several = x.ndim == 5 and len(x) > 1
-        if (several and self._unfolds(x)) or (x.ndim == 5 and self.narrow and x.is_cpu):
-            self.way_back = Convolution._backward_unfolded
-            return self._unfolded(x)
-        if several and is_on_gpu(x):
-            self.way_back = Convolution._backward_grouped
-            return self._grouped(x)
-        self.way_back = Convolution._backward_by_client
-        return self._by_client(x)
+        is_block = x.ndim == 5 and len(x) > 1
+        if (is_block and self._unfolds(x)) or (x.ndim == 5 and self.narrow and x.is_cpu):
+            self.backward_form = Convolution._backward_unfolded
+            return self._forward_unfolded(x)
+        if is_block and is_on_gpu(x):
+            self.backward_form = Convolution._backward_grouped
+            return self._forward_grouped(x)
+        self.backward_form = Convolution._backward_by_client
+        return self._forward_by_client(x)
 
     def backward(self, grad: Tensor) -> tuple[Tensor | None]:
-        return (self.way_back(self, grad),)
+        return (self.backward_form(self, grad),)
 
     def _unfolds(self, x: Tensor) -> bool:
         """Whether one product of unfolded images is faster than the library's kernels."""
@@ -96,7 +96,7 @@ class Convolution(Product):
         settings = zip(x.shape[3:], self.kernel, self.stride, self.padding, self.dilation, strict=True)
         return [(side + 2 * p - d * (k - 1) - 1) // s + 1 for side, k, s, p, d in settings]
 
-    def _grouped(self, x: Tensor) -> Tensor:
+    def _forward_grouped(self, x: Tensor) -> Tensor:
         count = len(x)
         kernels, _ = self.weight.operand(count)
         last = x.shape[2] >= FEW
@@ -105,55 +105,55 @@ class Convolution(Product):
         self.x = self._side_by_side(x)
         bias = None if self.bias is None else self.bias.value[:count].to(self.kernels.dtype).flatten()
         y = aten.convolution(self.x, self.kernels, bias, *self._settings(count))
-        return y.unflatten(1, (count, -1)).transpose(0, 1).to(self.made)
+        return y.unflatten(1, (count, -1)).transpose(0, 1).to(self.output_dtype)
 
     def _backward_grouped(self, grad: Tensor) -> Tensor | None:
         count, bias, delta = len(grad), self.bias, self._side_by_side(grad)
         outputs = [delta.shape[1]] if bias is not None else None
         mask = [self.input_gradient, True, bias is not None]
-        back, kernels, biases = aten.convolution_backward(
+        image_grads, kernel_grads, bias_grads = aten.convolution_backward(
             delta, self.x, self.kernels, outputs, *self._settings(count), mask
         )
-        self.weight.take(kernels.unflatten(0, (count, -1)))
+        self.weight.take(kernel_grads.unflatten(0, (count, -1)))
         if bias is not None:
-            bias.take(biases.unflatten(0, (count, -1)))
-        return back.unflatten(1, (count, -1)).transpose(0, 1).to(self.dtype) if self.input_gradient else None
+            bias.take(bias_grads.unflatten(0, (count, -1)))
+        return image_grads.unflatten(1, (count, -1)).transpose(0, 1).to(self.dtype) if self.input_gradient else None
 
     def _side_by_side(self, x: Tensor) -> Tensor:
         """The clients' images [c, B, channels, ...] as [B, c · channels, ...], in dtype and order of the kernels."""
         if self.order is torch.channels_last:
-            return _held(x.permute(1, 3, 4, 0, 2), self.kernels.dtype).flatten(3).permute(0, 3, 1, 2)
-        return _held(x.transpose(0, 1), self.kernels.dtype).flatten(1, 2)
+            return _contiguous(x.permute(1, 3, 4, 0, 2), self.kernels.dtype).flatten(3).permute(0, 3, 1, 2)
+        return _contiguous(x.transpose(0, 1), self.kernels.dtype).flatten(1, 2)
 
     def _settings(self, count: int = 1) -> tuple[list[int], list[int], list[int], bool, list[int], int]:
         """What a call of the library needs to know beside its tensors, for so many clients."""
         return self.stride, self.padding, self.dilation, False, [0] * len(self.stride), count * self.groups
 
-    def _by_client(self, x: Tensor) -> Tensor:
+    def _forward_by_client(self, x: Tensor) -> Tensor:
         self.kernels, _ = self.weight.operand(len(x))
         self.x = _channels_last(x, self.kernels.dtype)
         biases = None if self.bias is None else self.bias.value.to(self.kernels.dtype)
-        made = [
+        outputs = [
             aten.convolution(images, self.kernels[i], None if biases is None else biases[i], *self._settings())
             for i, images in enumerate(self.x)
         ]
-        return _stacked(made, self.made)
+        return _stack(outputs, self.output_dtype)
 
     def _backward_by_client(self, grad: Tensor) -> Tensor | None:
         grad, bias = _channels_last(grad, self.kernels.dtype), self.bias
         outputs = [grad.shape[2]] if bias is not None else None
         mask = [self.input_gradient, True, bias is not None]
-        made = [
+        gradients = [
             aten.convolution_backward(delta, images, self.kernels[i], outputs, *self._settings(), mask)
             for i, (delta, images) in enumerate(zip(grad, self.x, strict=True))
         ]
-        passed = _stacked([each[0] for each in made], self.dtype) if self.input_gradient else None
-        self.weight.take(torch.stack([each[1] for each in made]))
+        input_grad = _stack([triple[0] for triple in gradients], self.dtype) if self.input_gradient else None
+        self.weight.take(torch.stack([triple[1] for triple in gradients]))
         if bias is not None:
-            bias.take(torch.stack([each[2] for each in made]))
-        return passed
+            bias.take(torch.stack([triple[2] for triple in gradients]))
+        return input_grad
 
-    def _unfolded(self, x: Tensor) -> Tensor:
+    def _forward_unfolded(self, x: Tensor) -> Tensor:
         count, rows = x.shape[:2]
         height, width = self._sides(x)
         self.shape = x.shape
@@ -166,7 +166,7 @@ class Convolution(Product):
                 ends[..., 0] = bias[:, 0]
             self.w, bias = torch.cat([self.w, ends], 2), None
         y = torch.bmm(self.patches, self.w.mT) if bias is None else torch.baddbmm(bias, self.patches, self.w.mT)
-        return y.to(self.made).view(count, rows, height, width, -1).permute(0, 1, 4, 2, 3)
+        return y.to(self.output_dtype).view(count, rows, height, width, -1).permute(0, 1, 4, 2, 3)
 
     def _patches(self, x: Tensor, height: int, width: int) -> Tensor:
         """The input patch of every output position, [c, B · height' · width', kernel height · kernel width · in].
@@ -176,39 +176,39 @@ class Convolution(Product):
         lines = x.permute(0, 1, 3, 4, 2)  # [c, B, height, width, in]
         (top, left), (down, right), (far, wide) = self.padding, self.stride, self.dilation
         lines = F.pad(lines, (0, 0, left, left, top, top)) if top or left else lines.contiguous()
-        client, row, line, place, one = lines.stride()
+        client, row, line, place, channel = lines.stride()
         shape = (*x.shape[:2], height, width, *self.kernel, x.shape[2])
-        strides = (client, row, down * line, right * place, far * line, wide * place, one)
-        found, size = lines.as_strided(shape, strides), prod(shape[4:])
+        strides = (client, row, down * line, right * place, far * line, wide * place, channel)
+        patches, size = lines.as_strided(shape, strides), prod(shape[4:])
         if not is_on_gpu(x) or size * x.element_size() % LINE == 0:
-            return found.reshape(len(x), -1, size)
+            return patches.reshape(len(x), -1, size)
         step = LINE // x.element_size()
-        made = lines.new_zeros(*shape[:4], -(-(size + (self.bias is not None)) // step) * step)
-        made[..., :size].unflatten(4, shape[4:]).copy_(found)
+        aligned = lines.new_zeros(*shape[:4], -(-(size + (self.bias is not None)) // step) * step)
+        aligned[..., :size].unflatten(4, shape[4:]).copy_(patches)
         if self.bias is not None:
-            made[..., size] = 1
-        return made.flatten(1, 3)
+            aligned[..., size] = 1
+        return aligned.flatten(1, 3)
 
     def _backward_unfolded(self, grad: Tensor) -> Tensor | None:
         count, size, bias = len(grad), self.weight.matrix.shape[2], self.bias
         delta = grad.permute(0, 1, 3, 4, 2).reshape(count, -1, grad.shape[2])  # [c, B · height' · width', out]
-        rounded = delta.to(self.w.dtype)
-        passed = None
+        rounded_delta = delta.to(self.w.dtype)
+        input_grad = None
         if self.input_gradient:
-            patches = torch.bmm(rounded, self.w[..., :size]).to(self.weight.value.dtype)
-            passed = self._folded(patches, *grad.shape[3:]).to(self.dtype)
+            patches = torch.bmm(rounded_delta, self.w[..., :size]).to(self.weight.value.dtype)
+            input_grad = self._fold_patches(patches, *grad.shape[3:]).to(self.dtype)
         if self.patches.shape[2] == size:
-            self.weight.take_product(rounded, self.patches)
+            self.weight.take_product(rounded_delta, self.patches)
             if bias is not None:
                 bias.take(delta.sum(1, dtype=bias.value.dtype))
-            return passed
-        made = product(rounded, self.patches, self.weight.value.dtype)
-        self.weight.take_matrix(made[..., :size])
+            return input_grad
+        kernel_grad = product(rounded_delta, self.patches, self.weight.value.dtype)
+        self.weight.take_matrix(kernel_grad[..., :size])
         if bias is not None:
-            bias.take(made[..., size])
-        return passed
+            bias.take(kernel_grad[..., size])
+        return input_grad
 
-    def _folded(self, patches: Tensor, height: int, width: int) -> Tensor:
+    def _fold_patches(self, patches: Tensor, height: int, width: int) -> Tensor:
         """The sum over all patches that contain an input position: the transpose of ``_patches``."""
         count, rows, into, *sides = self.shape
         (top, left), (down, right), (far, wide) = self.padding, self.stride, self.dilation
@@ -217,8 +217,8 @@ class Convolution(Product):
         for i in range(self.kernel[0]):
             for j in range(self.kernel[1]):
                 y, x = i * far, j * wide
-                reached = lines[:, :, y : y + down * (height - 1) + 1 : down, x : x + right * (width - 1) + 1 : right]
-                reached.add_(patches[:, :, :, :, i, j])
+                positions = lines[:, :, y : y + down * (height - 1) + 1 : down, x : x + right * (width - 1) + 1 : right]
+                positions.add_(patches[:, :, :, :, i, j])
         inner = lines[:, :, top : top + sides[0], left : left + sides[1]]
         return inner.permute(0, 1, 4, 2, 3)
 
@@ -231,25 +231,25 @@ def is_on_gpu(x: Tensor) -> bool:
 def _channels_last(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Images in memory order [c, B, height, width, channels]; signals contiguous."""
     if x.ndim != 5:
-        return _held(x, dtype)
-    return _held(x.permute(0, 1, 3, 4, 2), dtype).permute(0, 1, 4, 2, 3)
+        return _contiguous(x, dtype)
+    return _contiguous(x.permute(0, 1, 3, 4, 2), dtype).permute(0, 1, 4, 2, 3)
 
 
-def _held(x: Tensor, dtype: torch.dtype) -> Tensor:
+def _contiguous(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Contiguous values of this dtype, made in one pass."""
     return x.contiguous() if x.dtype == dtype else x.to(dtype, memory_format=torch.contiguous_format)
 
 
-def _stacked(values: list[Tensor], dtype: torch.dtype) -> Tensor:
+def _stack(values: list[Tensor], dtype: torch.dtype) -> Tensor:
     """Stack the clients' values, channels-last; a single client's value is not copied if it has this dtype."""
     if len(values) == 1:
         return values[0][None].to(dtype)
     last = values[0].ndim == 4
     ordered = [value.permute(0, 2, 3, 1) for value in values] if last else values
     if values[0].dtype == dtype:
-        made = torch.stack(ordered)
+        images = torch.stack(ordered)
     else:
-        made = torch.empty(len(values), *ordered[0].shape, dtype=dtype, device=values[0].device)
-        for row, value in zip(made, ordered, strict=True):
+        images = torch.empty(len(values), *ordered[0].shape, dtype=dtype, device=values[0].device)
+        for row, value in zip(images, ordered, strict=True):
             row.copy_(value)
-    return made.permute(0, 1, 4, 2, 3) if last else made
+    return images.permute(0, 1, 4, 2, 3) if last else images

@@ -65,9 +65,9 @@ class FirstLayer(CohortLayer):
         base, out = self.base[:count], self.shape[0]
         base[:, :, samples:] = 0
         base[:, 0, :samples] = x @ self.theta.mT
-        known = 1 if self.at_theta else 0  # w₀ = θ
-        made = torch.bmm(x, self.pair[:count, known:].flatten(1, 2).mT).unflatten(2, (-1, out))
-        base[:, 1 + known :, :samples] = made.transpose(1, 2)
+        first = 1 if self.at_theta else 0  # w₀ = θ
+        products = torch.bmm(x, self.pair[:count, first:].flatten(1, 2).mT).unflatten(2, (-1, out))
+        base[:, 1 + first :, :samples] = products.transpose(1, 2)
         if self.at_theta:
             base[:, 1] = base[:, 0]
         for row, number in ((SHARED, 1), (PRIVATE, 2), (RECEIVED, 0)):
@@ -107,12 +107,12 @@ class FirstLayer(CohortLayer):
         """Compute w and v of the clients whose samples were seen."""
         count, samples = self.x.shape[:2]
         numbers = self.numbers[:count, SHARED:RECEIVED]
-        made = self.next[:count]
-        torch.bmm(numbers[:, :, 1:], self.pair[:count].flatten(2), out=made.flatten(2))
+        models = self.next[:count]
+        torch.bmm(numbers[:, :, 1:], self.pair[:count].flatten(2), out=models.flatten(2))
         if numbers[:, :, 0].any():
-            made.addcmul_(self.theta, numbers[:, :, 0, None, None])
+            models.addcmul_(self.theta, numbers[:, :, 0, None, None])
         moved = self.moved[:count, SHARED:RECEIVED, :samples].transpose(1, 2).flatten(2)  # [c, n, 2 out]
-        made.flatten(1, 2).baddbmm_(moved.mT, self.x, alpha=-1)
+        models.flatten(1, 2).baddbmm_(moved.mT, self.x, alpha=-1)
         if count < self.count:  # the others have no more steps
             self.next[count : self.count] = self.pair[count : self.count]
         self.pair, self.next, self.at_theta = self.next, self.pair, False

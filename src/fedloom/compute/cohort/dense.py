@@ -32,18 +32,18 @@ class Linear(Product):
             y = torch.bmm(self.x, self.w.mT)
         else:
             y = torch.baddbmm(self.bias.value[: len(x), None].to(self.w.dtype), self.x, self.w.mT)
-        return y.to(self.made).view(*self.shape[:-1], -1)
+        return y.to(self.output_dtype).view(*self.shape[:-1], -1)
 
     def backward(self, grad: Tensor) -> tuple[Tensor | None]:
         delta = grad.reshape(len(grad), -1, grad.shape[-1])  # [c, n, out]
-        rounded = delta.to(self.w.dtype)
-        passed = None
+        rounded_delta = delta.to(self.w.dtype)
+        input_grad = None
         if self.input_gradient:  # before the weights change
-            passed = torch.bmm(rounded, self.w).to(self.dtype).view(self.shape)
-        self.weight.take_product(rounded, self.x)
+            input_grad = torch.bmm(rounded_delta, self.w).to(self.dtype).view(self.shape)
+        self.weight.take_product(rounded_delta, self.x)
         if self.bias is not None:
             self.bias.take(delta.sum(1, dtype=self.bias.value.dtype))
-        return (passed,)
+        return (input_grad,)
 
 
 @cohort_layer(nn.Embedding)
@@ -62,12 +62,12 @@ class Embedding(CohortLayer):
     def forward(self, x: Tensor) -> Tensor:
         table = self.weight.matrix[: len(x)]  # [c, vocabulary, d]
         self.at = x.flatten(1)
-        found = table.gather(1, self.at[..., None].expand(-1, -1, table.shape[2]))
-        return found.view(*x.shape, -1)
+        vectors = table.gather(1, self.at[..., None].expand(-1, -1, table.shape[2]))
+        return vectors.view(*x.shape, -1)
 
     def backward(self, grad: Tensor) -> tuple[None]:
         table = self.weight.matrix[: len(grad)]
         delta = grad.reshape(len(grad), -1, table.shape[2])
-        made = torch.zeros_like(table).scatter_add_(1, self.at[..., None].expand_as(delta), delta)
-        self.weight.take(made)
+        table_grad = torch.zeros_like(table).scatter_add_(1, self.at[..., None].expand_as(delta), delta)
+        self.weight.take(table_grad)
         return (None,)

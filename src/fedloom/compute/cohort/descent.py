@@ -14,7 +14,7 @@ from fedloom.compute.cohort.factored import Clipped, FactoredLinear, factored
 from fedloom.compute.cohort.net import CohortNet, RowSteps
 from fedloom.compute.cohort.parameters import StepRule
 from fedloom.compute.cohort.replay import Replays, Step, recorder
-from fedloom.compute.cohort.schedule import BatchSchedule, Change, Rows, inputs, taken
+from fedloom.compute.cohort.schedule import BatchSchedule, Change, Rows, inputs, values_at
 from fedloom.compute.cohort.trace import Program
 from fedloom.compute.cohort.windows import Window, best_window, factorable, windows
 
@@ -63,14 +63,14 @@ class TrainedCohort:
     first: FactoredLinear | None = None
 
     def __post_init__(self) -> None:
-        self._open = set(range(len(self.losses))) if self.first else set[int]()  # rows whose weights are still factored
+        self._factored_rows = set(range(len(self.losses))) if self.first else set[int]()
 
     def model(self, row: int) -> Float[Tensor, "P"]:
         """A client's model; a view that the next round overwrites."""
-        if row in self._open:
+        if row in self._factored_rows:
             assert self.first is not None
             self.first.close(row, int(self.schedule.steps[row]))
-            self._open.remove(row)
+            self._factored_rows.remove(row)
         return self.net.theta[row]
 
     def models(self) -> Float[Tensor, "C P"]:
@@ -79,20 +79,20 @@ class TrainedCohort:
             self.model(row)
         return self.net.theta[: len(self.losses)]
 
-    def displaced(self, row: int) -> Iterator[tuple[slice, float, float, Callable[[Tensor, float], Tensor]]]:
+    def displacement(self, row: int) -> Iterator[tuple[slice, float, float, Callable[[Tensor, float], Tensor]]]:
         """A client's θ - θ_i = κθ + ςk/a + R with the constant k and slope a of its rule, without computing θ_i.
 
         Yields slices of the parameters with κ, ς and a function that adds αR to a vector there.
         """
-        mine, left = self.net.theta[row], slice(0, 0)
-        if row in self._open:
+        model, places = self.net.theta[row], slice(0, 0)
+        if row in self._factored_rows:
             assert self.first is not None
-            left = self.net.place(self.first.linear.weight.leaf.name)
-            yield left, *self.first.displaced(row, int(self.schedule.steps[row]))
-        for part in (slice(left.start), slice(left.stop, None)):
-            yield part, 1.0, 0.0, lambda out, alpha, part=part: out.sub_(mine[part], alpha=alpha)
+            places = self.net.place(self.first.linear.weight.leaf.name)
+            yield places, *self.first.displacement(row, int(self.schedule.steps[row]))
+        for part in (slice(places.start), slice(places.stop, None)):
+            yield part, 1.0, 0.0, lambda out, alpha, part=part: out.sub_(model[part], alpha=alpha)
 
-    def mixed(self, p: Float[Tensor, "C"]) -> Float[Tensor, "P"]:
+    def mixed_update(self, p: Float[Tensor, "C"]) -> Float[Tensor, "P"]:
         """Σ_i p_i (θ - θ_i) for coefficients p of clients with a common starting point θ."""
         assert self.theta is not None
         if self.first is None:
@@ -102,7 +102,7 @@ class TrainedCohort:
         total = p.sum() * self.theta
         for part in (slice(places.start), slice(places.stop, None)):
             total[part] -= p @ self.net.theta[: len(p), part]
-        total[places] = self.first.mixed(self.schedule.steps.tolist(), p).flatten()
+        total[places] = self.first.mixed_update(self.schedule.steps.tolist(), p).flatten()
         return total
 
 
@@ -129,66 +129,67 @@ def train(
         change: what is done to the inputs of each step, or None.
     """
     count, like = len(schedule.steps), x.like if isinstance(x, Rows) else x
-    whole = program or net.program
-    plain = program is None and not frozen
-    by_rows = rule.is_whole or (plain and like.device.type != "cpu")
+    full_program = program or net.program
+    trains_all = program is None and not frozen
+    by_rows = rule.steps_by_rows or (trains_all and like.device.type != "cpu")
     numbers = rule.numbers(len(schedule.places), count) if by_rows else None
     numbers = None if numbers is None else numbers.to(net.theta)
     total = torch.zeros(count, dtype=torch.float64, device=like.device)
     first = None
-    longest = best_window(whole, schedule, like, rule) if window is None else window
-    if change or (by_rows and not plain):
+    longest = best_window(full_program, schedule, like, rule) if window is None else window
+    if change or (by_rows and not trains_all):
         longest = 0
-    layer = shorter = None
-    left = slice(0, 0)  # parameters that the factored layer computes itself
-    if factorable(whole, schedule, like, rule, longest):
-        shorter, layer = factored(whole, rule)
-        left = net.place(layer.linear.weight.leaf.name)
-        if by_rows and left.start:  # steps by rows are those of the parameters after it
-            layer, left = None, slice(0, 0)
+    factored_layer = factored_program = None
+    factored_places = slice(0, 0)  # parameters that the factored layer computes itself
+    if factorable(full_program, schedule, like, rule, longest):
+        factored_program, factored_layer = factored(full_program, rule)
+        factored_places = net.place(factored_layer.linear.weight.leaf.name)
+        if by_rows and factored_places.start:  # steps by rows are those of the parameters after it
+            factored_layer, factored_places = None, slice(0, 0)
     if theta is not None:
-        for part in (slice(left.start), slice(left.stop, None)):
+        for part in (slice(factored_places.start), slice(factored_places.stop, None)):
             net.theta[:count, part] = theta[part]
-    rows = None
+    row_steps = None
     if by_rows:
         assert not frozen, "the gradients of frozen parameters are not written"
-        rows = net.step_after(left, layer, rule) if isinstance(layer, Clipped) else net.step_by_rows(rule)
+        clipped = isinstance(factored_layer, Clipped)
+        row_steps = net.step_after(factored_places, factored_layer, rule) if clipped else net.step_by_rows(rule)
     else:
         net.descend(rule, frozen)
-    if layer is not None and shorter is not None:
-        for part in windows(schedule, x.copied if isinstance(x, Rows) else x, longest):
-            _open(net, layer, theta, rule, part)
+    if factored_layer is not None and factored_program is not None:
+        for part in windows(schedule, x.samples if isinstance(x, Rows) else x, longest):
+            _open_window(net, factored_layer, theta, rule, part)
             for places, number in zip(part.inputs, part.numbers, strict=True):
                 c = len(places)
-                if rows is None:
-                    layer.rule = net.at_step(rule, number)
-                own = None if keys is None else keys[number, :, :c]
-                labels, weights = taken(y, schedule.places[number]), schedule.weights[number]
-                total[:c] += _step(net, shorter, places, labels, weights, own, rows=rows)
-            if part.whole:
-                first = layer
+                if row_steps is None:
+                    factored_layer.rule = net.at_step(rule, number)
+                step_keys = None if keys is None else keys[number, :, :c]
+                labels, weights = values_at(y, schedule.places[number]), schedule.weights[number]
+                total[:c] += _step(net, factored_program, places, labels, weights, step_keys, row_steps=row_steps)
+            if part.is_whole_round:
+                first = factored_layer
             else:
                 for row, steps in enumerate(part.steps):
-                    layer.close(row, steps)
+                    factored_layer.close(row, steps)
     else:
-        step = partial(_step, net, whole, rows=rows)
-        if plain and (by_rows or rule.speeds is None):
-            step = _recorded(net, step, rule, by_rows, like.device)
-        each = zip(inputs(schedule, x, change), schedule.places, schedule.weights, strict=True)
-        for number, (batch, places, weights) in enumerate(each):
+        step = partial(_step, net, full_program, row_steps=row_steps)
+        if trains_all and (by_rows or rule.speeds is None):
+            step = _with_replays(net, step, rule, by_rows, like.device)
+        steps_of_round = zip(inputs(schedule, x, change), schedule.places, schedule.weights, strict=True)
+        for number, (batch, places, weights) in enumerate(steps_of_round):
             c = len(places)
-            own = None if keys is None else keys[number, :, :c]
+            step_keys = None if keys is None else keys[number, :, :c]
             if not by_rows:
                 net.at_step(rule, number)
-            changed = () if numbers is None else (numbers[number, :c],)
-            total[:c] += step(batch, taken(y, places), weights, own, *changed)
+            step_numbers = () if numbers is None else (numbers[number, :c],)
+            total[:c] += step(batch, values_at(y, places), weights, step_keys, *step_numbers)
     net.draw_from(None)
     net.descend(None)
     losses = total / torch.from_numpy(schedule.steps).to(total)
     return TrainedCohort(net, theta, schedule, losses, first)
 
 
-def _recorded(net: CohortNet, step: Step, rule: StepRule, by_rows: bool, device: torch.device) -> Step:
+def _with_replays(net: CohortNet, step: Step, rule: StepRule, by_rows: bool, device: torch.device) -> Step:
     """Local steps of a network; on a GPU, frequent ones are recorded and replayed."""
     if (record := recorder(device)) is None:
         return step
@@ -210,7 +211,7 @@ def _step(
     keys: Int[Tensor, "L c"] | None = None,
     numbers: Float[Tensor, "c 3"] | None = None,
     *,
-    rows: RowSteps | None = None,
+    row_steps: RowSteps | None = None,
 ) -> Float[Tensor, "c"]:
     """One local step of the first c clients, by a rule of ``descend`` or after it by ``rows``; returns their losses."""
     if keys is not None:
@@ -218,12 +219,12 @@ def _step(
     (logits,) = net.forward(x, program)
     losses, grad = cross_entropy(logits, y, weights.to(logits))
     net.backward(grad, program=program)
-    if rows is not None:
-        rows(len(x), numbers)
+    if row_steps is not None:
+        row_steps(len(x), numbers)
     return losses
 
 
-def _open(net: CohortNet, first: FactoredLinear, theta: Tensor | None, rule: StepRule, window: Window) -> None:
+def _open_window(net: CohortNet, first: FactoredLinear, theta: Tensor | None, rule: StepRule, window: Window) -> None:
     weight = first.linear.weight
     place, shape = net.place(weight.leaf.name), weight.matrix.shape[1:]
     constant = rule.constant

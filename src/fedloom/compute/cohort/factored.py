@@ -62,7 +62,7 @@ class FactoredLinear(CohortLayer):
         """Start what follows from step to step."""
         self.velocity = torch.zeros_like(self.base) if self.rule.momentum else None  # C
         self.scale, self.pull = [1.0], [0.0]  # a_t and s_t, t = 0, 1, ...
-        self.faster, self.pushed = 0.0, 0.0  # a' and s'
+        self.velocity_scale, self.velocity_pull = 0.0, 0.0  # a' and s'
 
     def forward(self, places: Tensor) -> Tensor:
         count, samples = len(places), self.base.shape[1]
@@ -96,10 +96,10 @@ class FactoredLinear(CohortLayer):
                 velocity.add_(moved, alpha=-rule.weight_decay)
             velocity.flatten(0, 1).index_add_(0, self.at, grad.flatten(0, 1))
             moved.add_(velocity, alpha=rule.lr)
-            self.faster = rule.momentum * self.faster + rule.weight_decay * scale
-            self.pushed = rule.momentum * self.pushed + rule.weight_decay * pull + 1
-            self.scale.append(scale - rule.lr * self.faster)
-            self.pull.append(pull - rule.lr * self.pushed)
+            self.velocity_scale = rule.momentum * self.velocity_scale + rule.weight_decay * scale
+            self.velocity_pull = rule.momentum * self.velocity_pull + rule.weight_decay * pull + 1
+            self.scale.append(scale - rule.lr * self.velocity_scale)
+            self.pull.append(pull - rule.lr * self.velocity_pull)
         if self.linear.bias is not None:
             self.linear.bias.take(grad.sum(1))
         return (None,)
@@ -123,7 +123,7 @@ class FactoredLinear(CohortLayer):
             start = torch.add(start, constant, alpha=pull, out=weight)
         torch.addmm(start, self.moved[row].mT, self.x[row], alpha=-1, out=weight)
 
-    def displaced(self, row: int, steps: int) -> tuple[float, float, Callable[[Tensor, float], Tensor]]:
+    def displacement(self, row: int, steps: int) -> tuple[float, float, Callable[[Tensor, float], Tensor]]:
         """W - W_i = κW + ςk/a + DᵀX as κ, ς and a function that adds αDᵀX to the flat vector of a weight."""
         shape = self.linear.weight.matrix.shape[1:]
 
@@ -133,12 +133,12 @@ class FactoredLinear(CohortLayer):
         scale, pull = self.factors(row, steps)
         return 1 - scale, -pull * self.rule.slope, add
 
-    def mixed(self, steps: list[int], p: Float[Tensor, "C"]) -> Float[Tensor, "out in"]:
+    def mixed_update(self, steps: list[int], p: Float[Tensor, "C"]) -> Float[Tensor, "out in"]:
         """Σ_i p_i (W - W_i) after the given numbers of steps, without computing any W_i."""
         assert self.shared is not None
         left = (self.moved * p[:, None, None]).flatten(0, 1)
         total = left.mT @ self.x.flatten(0, 1)
-        scale, pull = self.moved.new_tensor([self.factors(*each) for each in enumerate(steps)]).unbind(1)
+        scale, pull = self.moved.new_tensor([self.factors(row, count) for row, count in enumerate(steps)]).unbind(1)
         if self.rule.weight_decay or self.rule.pull:
             total.add_(self.shared, alpha=float((p * (1 - scale)).sum()))
         if self.constant is not None:
@@ -161,18 +161,18 @@ class Clipped(FactoredLinear):
     """
 
     def start(self) -> None:
-        begin = self.linear.weight.matrix[: len(self.x)] if self.shared is None else self.shared[None]
-        self.kept = self.x.new_ones(len(self.x), dtype=torch.float64)  # a_t of each client
-        self.pulled = torch.zeros_like(self.kept)  # s_t
-        pairs = (begin, begin), (begin, self.constant), (self.constant, self.constant)
-        self.ww, self.wk, self.kk = (_products(*pair) + torch.zeros_like(self.kept) for pair in pairs)
+        weight = self.linear.weight.matrix[: len(self.x)] if self.shared is None else self.shared[None]
+        self.scales = self.x.new_ones(len(self.x), dtype=torch.float64)  # a_t of each client
+        self.pulls = torch.zeros_like(self.scales)  # s_t
+        pairs = (weight, weight), (weight, self.constant), (self.constant, self.constant)
+        self.ww, self.wk, self.kk = (_products(*pair) + torch.zeros_like(self.scales) for pair in pairs)
 
     def product(self, y: Tensor, gram: Tensor, moved: Tensor) -> Tensor:
         count = len(y)
-        y.mul_(self.kept[:count, None, None].to(y)).baddbmm_(gram, moved, alpha=-1)
+        y.mul_(self.scales[:count, None, None].to(y)).baddbmm_(gram, moved, alpha=-1)
         self.kx = None if self.shift is None else self._rows(self.shift)
         if self.kx is not None:
-            y.addcmul_(self.kx, self.pulled[:count, None, None].to(y))
+            y.addcmul_(self.kx, self.pulls[:count, None, None].to(y))
         self.wx = y.clone() if self.rule.pull else None
         self.squares = gram.gather(2, self.places[:, None].expand(-1, y.shape[1], -1))
         return y
@@ -183,10 +183,10 @@ class Clipped(FactoredLinear):
             self.linear.bias.take(grad.sum(1))
         return (None,)
 
-    def squared(self) -> Float[Tensor, "c"]:
+    def squared_norm(self) -> Float[Tensor, "c"]:
         """‖h‖² of the batch, float64."""
         a, b, grad = self.rule.slope, self.rule.pull, self.delta
-        ww, wk, kk = (each[: len(grad)] for each in (self.ww, self.wk, self.kk))
+        ww, wk, kk = (products[: len(grad)] for products in (self.ww, self.wk, self.kk))
         self.gw, self.gk = _products(self.wx, grad), _products(self.kx, grad)
         gg = _products(self.squares, grad @ grad.mT)
         self.hh = a * a * gg + 2 * a * (b * self.gw + self.gk) + b * b * ww + 2 * b * wk + kk
@@ -195,39 +195,40 @@ class Clipped(FactoredLinear):
     def step(self, factor: Float[Tensor, "c"]) -> None:
         """Take the step along h times the clients' factors."""
         a, b, keep, rate = self.rule.slope, self.rule.pull, self.rule.decay_factor, self.rule.lr * factor.double()
-        moved, kept, pulled, ww, wk, kk = (
-            each[: len(factor)] for each in (self.moved, self.kept, self.pulled, self.ww, self.wk, self.kk)
+        moved, scales, pulls, ww, wk, kk = (
+            values[: len(factor)] for values in (self.moved, self.scales, self.pulls, self.ww, self.wk, self.kk)
         )
         wh, hk = a * self.gw + b * ww + wk, a * self.gk + b * wk + kk
         ww.mul_(keep * keep).sub_(2 * keep * rate * wh).add_(rate * rate * self.hh)
         wk.mul_(keep).sub_(rate * hk)
-        kept.mul_(keep - b * rate)
-        pulled.mul_(keep - b * rate).sub_(rate)
+        scales.mul_(keep - b * rate)
+        pulls.mul_(keep - b * rate).sub_(rate)
         if keep != 1 or b:
             moved.mul_((keep - b * rate)[:, None, None].to(moved))
         step = self.delta * (a * rate)[:, None, None].to(moved)
         moved.flatten(0, 1).index_add_(0, self.at, step.flatten(0, 1))
 
     def factors(self, row: int, steps: int) -> tuple[float, float]:
-        return float(self.kept[row]), float(self.pulled[row])
+        return float(self.scales[row]), float(self.pulls[row])
 
 
-def _products(one: Tensor | None, two: Tensor | None) -> Tensor | float:
+def _products(left: Tensor | None, right: Tensor | None) -> Tensor | float:
     """The inner products of clients' matrices, [c] in float64; 0 where there are none."""
-    return 0.0 if one is None or two is None else (one * two).sum((1, 2)).double()
+    return 0.0 if left is None or right is None else (left * right).sum((1, 2)).double()
 
 
 def input_layer(program: Program) -> int | None:
     """The index of a linear layer that is the only reader of the (flattened) inputs; None if there is none."""
-    at = 0
+    value = 0
     for place, step in enumerate(program.steps):
-        if sum(at in each.inputs for each in program.steps) != 1 or at in program.outputs or step.inputs != (at,):
+        readers = sum(value in reader.inputs for reader in program.steps)
+        if readers != 1 or value in program.outputs or step.inputs != (value,):
             return None
         if isinstance(step.layer, Linear):
             return place
         if not isinstance(step.layer, Flatten | Identity):
             return None
-        at = step.output
+        value = step.output
     return None
 
 

@@ -26,13 +26,13 @@ Draws = Iterator[Int[Tensor, "c"]]
 """The clients' keys for one layer of dropout after the other, see ``core.dropout``."""
 
 
-def drawn(generators: Sequence[torch.Generator], sizes: Sequence[int], device: torch.device | str) -> Draws:
-    """Keys from the clients' own generators, while these are asked for; clients without rows draw none."""
+def dropout_draws(generators: Sequence[torch.Generator], sizes: Sequence[int], device: torch.device | str) -> Draws:
+    """Keys of one dropout layer after the other, from the clients' own generators; clients without rows draw none."""
     none = torch.zeros(1, dtype=torch.int64)
     while True:
-        yield torch.cat([keys(1, each) if size else none for each, size in zip(generators, sizes, strict=False)]).to(
-            device
-        )
+        yield torch.cat(
+            [keys(1, generator) if size else none for generator, size in zip(generators, sizes, strict=False)]
+        ).to(device)
 
 
 class CohortLayer(ABC):
@@ -75,7 +75,7 @@ class Product(CohortLayer):
     stays_rounded = False
 
     @property
-    def made(self) -> torch.dtype:
+    def output_dtype(self) -> torch.dtype:
         """The dtype of the output."""
         return self.weight.operand_dtype if self.stays_rounded else self.weight.value.dtype
 
@@ -86,10 +86,10 @@ Lookup = Callable[[str], Parameter | None]
 
 def required(lookup: Lookup, name: str) -> Parameter:
     """A parameter that a layer requires."""
-    found = lookup(name)
-    if found is None:
+    parameter = lookup(name)
+    if parameter is None:
         raise Unsupported(f"it has no {name} of its own")
-    return found
+    return parameter
 
 
 Factory = Callable[[Any, Lookup], CohortLayer]

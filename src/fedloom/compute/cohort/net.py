@@ -55,8 +55,8 @@ class RowSteps:
         if rule.betas:
             self.second = self._zeros(self.second)
 
-    def _zeros(self, held: Tensor | None) -> Tensor:
-        return new_rows(len(self.theta), self.theta.shape[1], self.theta) if held is None else held.zero_()
+    def _zeros(self, memory: Tensor | None) -> Tensor:
+        return new_rows(len(self.theta), self.theta.shape[1], self.theta) if memory is None else memory.zero_()
 
     def __call__(self, count: int, numbers: Float[Tensor, "c 3"] | None = None) -> None:
         """Take the step of the first c clients; their gradients are overwritten by h, see ``StepRule``.
@@ -78,7 +78,7 @@ class RowSteps:
         if rule.clip is not None:
             norm = torch.linalg.vector_norm(grad, dim=1, keepdim=True)
             if self.first is not None:
-                norm = (norm.square() + self.first.squared()[:, None]).sqrt().to(norm)
+                norm = (norm.square() + self.first.squared_norm()[:, None]).sqrt().to(norm)
             scale = clip_factor(norm, rule.clip)
             if self.first is not None:
                 self.first.step(scale[:, 0])
@@ -131,9 +131,9 @@ class RowSteps:
             return
         assert self.second is not None
         assert numbers is not None
-        (one, two), first, second = rule.betas, self.velocity[:count], self.second[:count]
-        first.mul_(one).add_(grad, alpha=1 - one)
-        second.mul_(two).addcmul_(grad, grad, value=1 - two)
+        (beta1, beta2), first, second = rule.betas, self.velocity[:count], self.second[:count]
+        first.mul_(beta1).add_(grad, alpha=1 - beta1)
+        second.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
         torch.sqrt(second, out=grad)
         grad.mul_(numbers[:, 2:]).add_(1e-8)
         torch.div(first, grad, out=grad)
@@ -191,8 +191,8 @@ class CohortNet:
         self.theta, self.grad = rows or (new_rows(clients, layout.size, like), new_rows(clients, layout.size, like))
         self.parameters = parameters(model, layout, self.theta, self.grad, operand_dtype)
         self.program = trace(model, self.parameters, outputs)
-        held = (value for step in self.program.steps for value in vars(step.layer).values())
-        used = {value for value in held if isinstance(value, Parameter)}
+        attributes = (value for step in self.program.steps for value in vars(step.layer).values())
+        used = {value for value in attributes if isinstance(value, Parameter)}
         self.idle = [p for p in self.parameters.values() if p not in used and p.grad is not None]
         self.replays: Replays | None = None
         self.row_steps: RowSteps | None = None
@@ -266,8 +266,8 @@ class CohortNet:
             grad, values[step.output] = values[step.output], None
             if grad is None:
                 continue
-            for number, passed in zip(step.inputs, step.layer.backward(grad), strict=True):
-                _collect(values, number, passed)
+            for number, input_grad in zip(step.inputs, step.layer.backward(grad), strict=True):
+                _collect(values, number, input_grad)
         if self._moves_idle:
             count = next(len(grad) for grad in grads if grad is not None)
             for parameter in self.idle:
@@ -285,18 +285,20 @@ class CohortNet:
             velocity = self._velocity.zero_()
         if rule is not None:
             constant = rule.constant
-        for leaf, mine, own in zip(self.layout.parameters, self._cut(velocity), self._cut(constant), strict=True):
-            self.parameters[leaf.name].descend(rule, mine, own)
+        for leaf, leaf_velocity, leaf_constant in zip(
+            self.layout.parameters, self._cut(velocity), self._cut(constant), strict=True
+        ):
+            self.parameters[leaf.name].descend(rule, leaf_velocity, leaf_constant)
             self.parameters[leaf.name].frozen = leaf.name in frozen
         self._moves_idle = rule is not None and rule.moves_all
 
     def at_step(self, rule: StepRule, number: int) -> StepRule:
         """Take one step of ``descend``'s rule at its own rate; returns the rule of that step."""
-        now = rule.at(number)
-        if now is not rule:
+        step_rule = rule.at(number)
+        if step_rule is not rule:
             for parameter in self.parameters.values():
-                parameter.rule = now
-        return now
+                parameter.rule = step_rule
+        return step_rule
 
     def step_by_rows(self, rule: StepRule) -> RowSteps:
         """The steps of this rule, starting with zero momentum; ``backward`` writes to ``grad``."""
@@ -314,10 +316,10 @@ class CohortNet:
         steps.begin(rule if rule.constant is None else replace(rule, constant=rule.constant[:, rest]))
         return steps
 
-    def _cut(self, whole: Float[Tensor, "C P"] | None) -> Sequence[Tensor | None]:
+    def _cut(self, rows: Float[Tensor, "C P"] | None) -> Sequence[Tensor | None]:
         """Split rows into the parameters' segments [C, size]."""
         sizes = [leaf.size for leaf in self.layout.parameters]
-        return [None] * len(sizes) if whole is None else whole.split(sizes, 1)
+        return [None] * len(sizes) if rows is None else rows.split(sizes, 1)
 
 
 def _values(program: Program, x: Tensor) -> list[Tensor]:

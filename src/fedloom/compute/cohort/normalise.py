@@ -21,13 +21,13 @@ def _layer_norm(module: nn.LayerNorm, lookup: Lookup) -> CohortLayer:
     return LayerNorm(tuple(module.normalized_shape), module.eps, lookup("weight"), lookup("bias"))
 
 
-class _Scaled(CohortLayer):
+class _Affine(CohortLayer):
     """y = γ x̂ + β with per-client γ and β, where x̂ is the normalised input."""
 
     weight: Parameter | None
     bias: Parameter | None
 
-    def scaled(self, normal: Tensor, axes: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
+    def scale(self, normal: Tensor, axes: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
         """Scale x̂ [c, B, ...]; γ and β vary along ``shape`` [c, 1, ...] and are constant along ``axes``."""
         self.normal, self.axes, self.shape = normal, axes, shape
         gamma, beta = (None if p is None else p.value[: len(normal)].reshape(shape) for p in (self.weight, self.bias))
@@ -35,7 +35,7 @@ class _Scaled(CohortLayer):
             return normal.clone()
         return normal * gamma if beta is None else torch.addcmul(beta, normal, gamma)
 
-    def unscaled(self, grad: Tensor) -> Tensor:
+    def scale_backward(self, grad: Tensor) -> Tensor:
         """The gradient of x̂; computes those of γ and β on the way."""
         normal, count = self.normal, len(grad)
         if self.bias is not None:
@@ -47,7 +47,7 @@ class _Scaled(CohortLayer):
         return back
 
 
-class GroupNorm(_Scaled):
+class GroupNorm(_Affine):
     """Group normalisation of [c, B, channels, ...]; samples are independent, so all clients form one batch."""
 
     def __init__(self, groups: int, eps: float, weight: Parameter | None, bias: Parameter | None) -> None:
@@ -61,17 +61,17 @@ class GroupNorm(_Scaled):
         normal, self.mean, self.rstd = torch.native_group_norm(self.x, None, None, *self.sizes, self.eps)
         self.x = _like(self.x, normal)
         shared = tuple(range(3, x.ndim))
-        return self.scaled(clients(normal, len(x)), (1, *shared), (len(x), 1, x.shape[2], *(1 for _ in shared)))
+        return self.scale(clients(normal, len(x)), (1, *shared), (len(x), 1, x.shape[2], *(1 for _ in shared)))
 
     def backward(self, grad: Tensor) -> tuple[Tensor]:
-        delta = _like(images(self.unscaled(grad)), self.x)
+        delta = _like(images(self.scale_backward(grad)), self.x)
         back = aten.native_group_norm_backward(
             delta, self.x, self.mean, self.rstd, None, *self.sizes, [True, False, False]
         )[0]
         return (clients(back, len(grad)),)
 
 
-class LayerNorm(_Scaled):
+class LayerNorm(_Affine):
     """Layer normalisation over the last axes."""
 
     def __init__(self, shape: tuple[int, ...], eps: float, weight: Parameter | None, bias: Parameter | None) -> None:
@@ -81,10 +81,10 @@ class LayerNorm(_Scaled):
         self.x = x.contiguous()
         normal, self.mean, self.rstd = torch.native_layer_norm(self.x, self.over, None, None, self.eps)
         rest = x.ndim - 1 - len(self.over)
-        return self.scaled(normal, tuple(range(1, 1 + rest)), (len(x), *(1 for _ in range(rest)), *self.over))
+        return self.scale(normal, tuple(range(1, 1 + rest)), (len(x), *(1 for _ in range(rest)), *self.over))
 
     def backward(self, grad: Tensor) -> tuple[Tensor]:
-        delta = self.unscaled(grad).contiguous()
+        delta = self.scale_backward(grad).contiguous()
         back = aten.native_layer_norm_backward(
             delta, self.x, self.over, self.mean, self.rstd, None, None, [True, False, False]
         )[0]

@@ -62,15 +62,15 @@ class PairedNet:
         explicit, extra = layout, 0
         leaf = first_weight(model, layout) if samples else None
         if leaf is not None:
-            kept = tuple(each for each in layout.parameters if each is not leaf)
-            explicit, extra = replace(layout, parameters=kept), 2 * samples * leaf.shape[0] + 3
+            other_leaves = tuple(entry for entry in layout.parameters if entry is not leaf)
+            explicit, extra = replace(layout, parameters=other_leaves), 2 * samples * leaf.shape[0] + 3
         self.explicit = explicit.size
         self.start = _aligned(explicit.size) if leaf else explicit.size  # of the coordinates; zeros lie between
         vectors = 7 if momentum else 5
-        held = torch.zeros(clients, vectors, _aligned(self.start + extra), dtype=layout.dtype, device=device)
-        self.rows = held[:, :, : self.start + extra]
-        mine = self.rows[:, MIXED, : self.explicit], self.rows[:, GRAD, : self.explicit]
-        self.net = CohortNet(model, explicit, clients, device=device, operand_dtype=operand_dtype, rows=mine)
+        memory = torch.zeros(clients, vectors, _aligned(self.start + extra), dtype=layout.dtype, device=device)
+        self.rows = memory[:, :, : self.start + extra]
+        network_rows = self.rows[:, MIXED, : self.explicit], self.rows[:, GRAD, : self.explicit]
+        self.net = CohortNet(model, explicit, clients, device=device, operand_dtype=operand_dtype, rows=network_rows)
         self.program = self.net.program
         if leaf is not None:
             place = input_layer(self.program)
@@ -83,7 +83,7 @@ class PairedNet:
                 later.layer.input_gradient = True
             steps = (LayerCall(self.first, (0,), step.output, step.name), *rest)
             self.program = Program(steps, self.program.values, self.program.outputs)
-        start = sum(each.size for each in layout.parameters[: layout.parameters.index(leaf)]) if leaf else layout.size
+        start = sum(entry.size for entry in layout.parameters[: layout.parameters.index(leaf)]) if leaf else layout.size
         self.place = slice(start, start + (leaf.size if leaf else 0))  # of the first layer's weight in a vector [P]
 
     def begin(self, theta: Float[Tensor, "P"], private: Sequence[Float[Tensor, "P"]]) -> None:
@@ -133,8 +133,8 @@ class PairedNet:
     def products(self, count: int, vectors: slice) -> Float[Tensor, "c n n"]:
         """The inner products of some of g, w and v of the first c clients."""
         rows = self.rows[:count, vectors, : self.explicit]
-        found = torch.bmm(rows, rows.mT)
-        return found if self.first is None else found.add_(self.first.products(count, vectors))
+        products = torch.bmm(rows, rows.mT)
+        return products if self.first is None else products.add_(self.first.products(count, vectors))
 
     def finish(self, row: int, w: Float[Tensor, "P"], v: Float[Tensor, "P"]) -> None:
         """Write a client's w and v."""

@@ -52,7 +52,7 @@ class StepRule:
     speeds: Float[Tensor, "steps C"] | None = None
 
     @property
-    def is_whole(self) -> bool:
+    def steps_by_rows(self) -> bool:
         """Whether a step needs the whole gradient, or rates differ between clients."""
         differs = self.speeds is not None and bool((self.speeds != self.speeds[:, :1]).any())
         return self.clip is not None or self.nesterov or self.betas is not None or differs
@@ -155,9 +155,9 @@ class Parameter:
             self.matrix[:count].baddbmm_(left.mT, right, beta=rule.decay_factor, alpha=-rule.lr)
             self._shift(count, rule)
 
-    def take_matrix(self, made: Float[Tensor, "c out in"]) -> None:
+    def take_matrix(self, grad: Float[Tensor, "c out in"]) -> None:
         """Receive a gradient as matrices."""
-        self.take(_views(self.leaf, made.flatten(1))[0])
+        self.take(_views(self.leaf, grad.flatten(1))[0])
 
     def take(self, grad: Float[Tensor, "c ..."]) -> None:
         """Receive a gradient."""
@@ -220,11 +220,11 @@ def parameters(
     """Every parameter of a model by name: trained ones are views of the rows, others constants of the module."""
     sizes = [leaf.size for leaf in layout.parameters]
     pieces = zip(layout.parameters, theta.split(sizes, 1), grads.split(sizes, 1), strict=True)
-    found = {leaf.name: Parameter(leaf, value, grad, operand_dtype) for leaf, value, grad in pieces}
+    by_name = {leaf.name: Parameter(leaf, value, grad, operand_dtype) for leaf, value, grad in pieces}
     for name, constant in model.named_parameters():
-        if name not in found:
+        if name not in by_name:
             leaf, value = Leaf.of(name, constant), constant.detach()
             stored = value.permute(0, 2, 3, 1) if leaf.channels_last else value
             flat = stored.reshape(1, -1).to(theta).expand(len(theta), -1)
-            found[name] = Parameter(leaf, flat, None, operand_dtype)
-    return found
+            by_name[name] = Parameter(leaf, flat, None, operand_dtype)
+    return by_name

@@ -19,28 +19,28 @@ class Activation(CohortLayer):
 
     Attributes:
         function: the function.
-        overwriting: the same in place, if the output is kept.
+        in_place_function: the same in place, if the output is kept.
         gradient: the input's gradient from the output's and the kept value.
     """
 
     function: Callable[[Tensor], Tensor]
-    overwriting: Callable[[Tensor], Tensor]
+    in_place_function: Callable[[Tensor], Tensor]
     gradient: Callable[[Tensor, Tensor], Tensor]
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.overwriting(x) if self.keeps_output and self.in_place else self.function(x)
-        self.kept = y if self.keeps_output else x
+        y = self.in_place_function(x) if self.keeps_output and self.in_place else self.function(x)
+        self.saved_value = y if self.keeps_output else x
         return y
 
     def backward(self, grad: Tensor) -> tuple[Tensor]:
-        return (self.gradient(grad, self.kept),)
+        return (self.gradient(grad, self.saved_value),)
 
 
 class ReLU(Activation):
     """max(x, 0)."""
 
     keeps_output = selects = True
-    function, overwriting = torch.relu, torch.relu_
+    function, in_place_function = torch.relu, torch.relu_
     gradient = staticmethod(partial(aten.threshold_backward, threshold=0))
 
 
@@ -48,14 +48,14 @@ class Tanh(Activation):
     """tanh(x), whose derivative is 1 - y²."""
 
     keeps_output = True
-    function, overwriting, gradient = torch.tanh, torch.tanh_, aten.tanh_backward
+    function, in_place_function, gradient = torch.tanh, torch.tanh_, aten.tanh_backward
 
 
 class Sigmoid(Activation):
     """σ(x) = 1 / (1 + exp(-x)), whose derivative is y (1 - y)."""
 
     keeps_output = True
-    function, overwriting, gradient = torch.sigmoid, torch.sigmoid_, aten.sigmoid_backward
+    function, in_place_function, gradient = torch.sigmoid, torch.sigmoid_, aten.sigmoid_backward
 
 
 class SiLU(Activation):
@@ -102,8 +102,8 @@ class Add(CohortLayer):
         return x + y
 
     def backward(self, grad: Tensor) -> tuple[Tensor, Tensor]:
-        one, other = (grad if grad.shape == shape else grad.sum_to_size(shape) for shape in self.shapes)
-        return one, other
+        grad_x, grad_y = (grad if grad.shape == shape else grad.sum_to_size(shape) for shape in self.shapes)
+        return grad_x, grad_y
 
 
 class Divide(CohortLayer):

@@ -92,12 +92,12 @@ class AdaptiveAveragePool(CohortLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         self.x = images(x)
-        self.whole = not x.is_cpu and self.sides == [1, 1]
-        if self.whole:
+        self.is_global = not x.is_cpu and self.sides == [1, 1]
+        if self.is_global:
             return x.mean((-2, -1), keepdim=True)
         return clients(aten._adaptive_avg_pool2d(self.x, self.sides), len(x))
 
     def backward(self, grad: Tensor) -> tuple[Tensor]:
-        if self.whole:
+        if self.is_global:
             return (clients((grad.flatten(0, 1) / self.x[0, 0].numel()).expand_as(self.x), len(grad)),)
         return (clients(aten._adaptive_avg_pool2d_backward(images(grad), self.x), len(grad)),)

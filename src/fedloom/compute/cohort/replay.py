@@ -23,7 +23,7 @@ Recorder = Callable[[Callable[[], None]], Callable[[], None]]
 """Records the operations of a function without running them; returns a function that repeats them in place."""
 
 OFTEN = 3  # a step is recorded after so many equal ones, since to record one takes about as long as to take it
-KEPT = 32  # recordings per network, since cohorts and batches have several sizes
+CAPACITY = 32  # recordings per network, since cohorts and batches have several sizes
 
 
 def cuda_graph(operations: Callable[[], None], pool: Any = None) -> Callable[[], None]:
@@ -69,7 +69,7 @@ class Replays:
     def __init__(self, record: Recorder) -> None:
         self.record: Recorder | None = record
         self.recordings: OrderedDict[Hashable, Recording] = OrderedDict()
-        self.seen: Counter[Hashable] = Counter()
+        self.counts: Counter[Hashable] = Counter()
 
     def __call__(self, step: Step, rule: Hashable, *inputs: Tensor | None) -> Tensor:
         """Take a step; the losses [c] are overwritten by the next one.
@@ -82,30 +82,30 @@ class Replays:
         key = (rule, *(value is not None and (value.shape, value.stride(), value.dtype) for value in inputs))
         if key in self.recordings:
             self.recordings.move_to_end(key)
-            found = self.recordings[key]
-            for mine, value in zip(found.inputs, inputs, strict=True):
-                if mine is not None and value is not None:
-                    mine.copy_(value)
-            found.replay()
-            return found.losses
+            recording = self.recordings[key]
+            for memory, value in zip(recording.inputs, inputs, strict=True):
+                if memory is not None and value is not None:
+                    memory.copy_(value)
+            recording.replay()
+            return recording.losses
         losses = step(*inputs)
-        self.seen[key] += 1
-        if self.record is not None and self.seen[key] >= OFTEN:
+        self.counts[key] += 1
+        if self.record is not None and self.counts[key] >= OFTEN:
             self._keep(key, step, inputs)
         return losses
 
     def _keep(self, key: Hashable, step: Step, inputs: tuple[Tensor | None, ...]) -> None:
         """Record a step for next time; if that is impossible, warn once and keep taking steps unrecorded."""
         assert self.record is not None
-        held, made = tuple(None if value is None else value.clone() for value in inputs), []
-        self.seen.clear()  # of rules that will not come again, too
+        copies, losses = tuple(None if value is None else value.clone() for value in inputs), []
+        self.counts.clear()  # of rules that will not come again, too
         try:
-            replay = self.record(lambda: made.append(step(*held)))
+            replay = self.record(lambda: losses.append(step(*copies)))
         except RuntimeError as error:
             self.record = None
             reason = str(error).partition("\n")[0]
             warnings.warn(f"local steps are not recorded as CUDA graphs, which is slower: {reason}", stacklevel=2)
             return
-        self.recordings[key] = Recording(held, made[0], replay)
-        if len(self.recordings) > KEPT:
+        self.recordings[key] = Recording(copies, losses[0], replay)
+        if len(self.recordings) > CAPACITY:
             self.recordings.popitem(last=False)

@@ -24,27 +24,27 @@ class Rows:
     """Samples of clients that stay in their data set until a step needs them, since a copy may be large.
 
     Attributes:
-        held: the data set [N, ...].
+        data: the data set [N, ...].
         rows: the samples of each client, as rows of the data set, int64 [C, n].
     """
 
-    held: Tensor
+    data: Tensor
     rows: Tensor
 
     @property
     def like(self) -> Tensor:
         """A view of the data set with a row for each client, [C, N, ...], which has the device and the type."""
-        return self.held.expand(len(self.rows), *self.held.shape)
+        return self.data.expand(len(self.rows), *self.data.shape)
 
     @cached_property
-    def copied(self) -> Shaped[Tensor, "C n ..."]:
+    def samples(self) -> Shaped[Tensor, "C n ..."]:
         """The samples of each client."""
-        return self.held[self.rows]
+        return self.data[self.rows]
 
     def __getitem__(self, places: Int[Tensor, "c B"]) -> Shaped[Tensor, "c B ..."]:
         """The first c clients' samples at the given positions."""
         at = self.rows[: len(places)].gather(1, places)
-        return self.held.index_select(0, at.flatten()).unflatten(0, at.shape)
+        return self.data.index_select(0, at.flatten()).unflatten(0, at.shape)
 
 
 @dataclass(frozen=True)
@@ -78,18 +78,18 @@ class BatchSchedule:
         >>> schedule.order.tolist(), schedule.rows.tolist(), [p.tolist() for p in schedule.places]
         ([1, 0], [[7, 8], [3, 5]], [[[0, 0], [1, 0]], [[1]]])
         """
-        steps = np.array([len(each) for each in batches])
+        steps = np.array([len(client_batches) for client_batches in batches])
         order = np.argsort(-steps, kind="stable")
         ordered = [batches[i] for i in order]
-        found = [np.unique(np.concatenate(each), return_inverse=True) for each in ordered]
-        rows = _filled([samples for samples, _ in found], "first")
-        lengths = [[len(batch) for batch in each] for each in ordered]
-        cut = [np.split(at, np.cumsum(sizes)[:-1]) for (_, at), sizes in zip(found, lengths, strict=True)]
+        unique = [np.unique(np.concatenate(client_batches), return_inverse=True) for client_batches in ordered]
+        rows = _padded_array([samples for samples, _ in unique], "first")
+        lengths = [[len(batch) for batch in client_batches] for client_batches in ordered]
+        positions = [np.split(at, np.cumsum(sizes)[:-1]) for (_, at), sizes in zip(unique, lengths, strict=True)]
         places, weights, counts = [], [], []
         for number in range(int(steps.max())):
-            working = [each[number] for each in cut if len(each) > number]
-            at = _filled(working, "zero")
-            sizes = np.array([len(each) for each in working])[:, None]
+            active = [cuts[number] for cuts in positions if len(cuts) > number]
+            at = _padded_array(active, "zero")
+            sizes = np.array([len(batch) for batch in active])[:, None]
             places.append(torch.from_numpy(at))
             weights.append(torch.from_numpy((np.arange(at.shape[1]) < sizes) / sizes))
             counts.append(sizes[:, 0].tolist())
@@ -104,7 +104,7 @@ class BatchSchedule:
         """The schedule with its tensors on a device; they travel together, in three transfers."""
         if torch.device(device).type == "cpu":
             return self
-        places, weights = _moved(self.places, device), _moved(self.weights, device)
+        places, weights = _on_device(self.places, device), _on_device(self.weights, device)
         return replace(self, rows=self.rows.to(device), places=places, weights=weights)
 
 
@@ -117,17 +117,17 @@ def inputs(
     gets as many steps at a time as ``AHEAD`` bytes hold, since each call makes the host send random numbers.
     """
     if change is None:
-        yield from (taken(x, places) for places in schedule.places)
+        yield from (values_at(x, places) for places in schedule.places)
         return
     length = steps_ahead(x.like if isinstance(x, Rows) else x, schedule.places[0])
     for start in range(0, len(schedule.places), length):
         numbers = range(start, min(start + length, len(schedule.places)))
-        found = [taken(x, schedule.places[number]) for number in numbers]
-        real = [_real(places, schedule.sizes[number]) for places, number in zip(found, numbers, strict=True)]
-        flat = [each.flatten(0, 1) for each in found]
-        kept = [each if rows is None else each[rows] for each, rows in zip(flat, real, strict=True)]
-        changed = change(torch.cat(kept), numbers).split([len(each) for each in kept])
-        for number, part, rows in zip(numbers, changed, real, strict=True):
+        batches = [values_at(x, schedule.places[number]) for number in numbers]
+        real_rows = [_real(places, schedule.sizes[number]) for places, number in zip(batches, numbers, strict=True)]
+        flat = [batch.flatten(0, 1) for batch in batches]
+        samples = [batch if rows is None else batch[rows] for batch, rows in zip(flat, real_rows, strict=True)]
+        changed = change(torch.cat(samples), numbers).split([len(batch) for batch in samples])
+        for number, part, rows in zip(numbers, changed, real_rows, strict=True):
             padded = part if rows is None else part[_with_padding(schedule.sizes[number]).to(part.device)]
             yield padded.unflatten(0, schedule.places[number].shape)
 
@@ -157,7 +157,7 @@ def _with_padding(sizes: Sequence[int]) -> Tensor:
     return torch.from_numpy(at.reshape(-1))
 
 
-def taken(values: Shaped[Tensor, "C n ..."] | Rows, places: Int[Tensor, "c B"]) -> Shaped[Tensor, "c B ..."]:
+def values_at(values: Shaped[Tensor, "C n ..."] | Rows, places: Int[Tensor, "c B"]) -> Shaped[Tensor, "c B ..."]:
     """Every client's values at the given positions."""
     if isinstance(values, Rows):
         return values[places]
@@ -166,19 +166,19 @@ def taken(values: Shaped[Tensor, "C n ..."] | Rows, places: Int[Tensor, "c B"]) 
     return values.flatten(0, 1).index_select(0, at.flatten()).view(count, width, *values.shape[2:])
 
 
-def _moved(tensors: list[Tensor], device: torch.device | str) -> list[Tensor]:
+def _on_device(tensors: list[Tensor], device: torch.device | str) -> list[Tensor]:
     """The tensors on another device, in one transfer."""
-    joined = torch.cat([each.flatten() for each in tensors]).to(device)
-    pieces = joined.split([each.numel() for each in tensors])
-    return [piece.view(each.shape) for piece, each in zip(pieces, tensors, strict=True)]
+    flat = torch.cat([tensor.flatten() for tensor in tensors]).to(device)
+    pieces = flat.split([tensor.numel() for tensor in tensors])
+    return [piece.view(tensor.shape) for piece, tensor in zip(pieces, tensors, strict=True)]
 
 
-def _filled(rows: Sequence[np.ndarray], by: str) -> np.ndarray:
+def _padded_array(rows: Sequence[np.ndarray], by: str) -> np.ndarray:
     """Arrays of different lengths as one, int64 [C, longest], padded with each one's ``first`` value or ``zero``."""
     width = max(map(len, rows))
-    made = np.zeros((len(rows), width), dtype=np.int64)
-    for line, each in zip(made, rows, strict=True):
-        line[: len(each)] = each
+    result = np.zeros((len(rows), width), dtype=np.int64)
+    for line, row in zip(result, rows, strict=True):
+        line[: len(row)] = row
         if by == "first":
-            line[len(each) :] = each[0]
-    return made
+            line[len(row) :] = row[0]
+    return result

@@ -27,30 +27,30 @@ UPDATES = {f"i{name}" for name in ("add", "sub", "mul", "truediv", "floordiv", "
 
 def divisor(module: nn.Module) -> float | None:
     """The declared divisor of a layer's output by its forward hooks while training; None without hooks."""
-    others = (module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    declared = [getattr(hook, "training_divisor", None) for hook in module._forward_hooks.values()]
-    if any(others) or None in declared or len(declared) > 1:
+    other_hooks = (module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    divisors = [getattr(hook, "training_divisor", None) for hook in module._forward_hooks.values()]
+    if any(other_hooks) or None in divisors or len(divisors) > 1:
         raise Unsupported(f"hooks are registered at a {type(module).__name__}")
-    return declared[0] if declared else None
+    return divisors[0] if divisors else None
 
 
 @contextmanager
-def observed(model: nn.Module) -> Iterator[None]:
+def in_training_mode(model: nn.Module) -> Iterator[None]:
     """Training mode within the block; modes, attributes and random states are restored."""
     modules = list(model.modules())
-    modes, held = [module.training for module in modules], [model_traits.attributes(module) for module in modules]
+    modes, attributes = [module.training for module in modules], [model_traits.attributes(module) for module in modules]
     model.train()
-    begun = [model_traits.attributes(module) for module in modules]
-    with rng.undisturbed() as drawn:
+    training_attributes = [model_traits.attributes(module) for module in modules]
+    with rng.undisturbed() as has_drawn:
         try:
             yield
-            if drawn():
+            if has_drawn():
                 raise Unsupported("the model's forward pass draws random numbers")
-            for module, before in zip(modules, begun, strict=True):
+            for module, before in zip(modules, training_attributes, strict=True):
                 if name := model_traits.changed(before, model_traits.attributes(module)):
                     raise Unsupported(f"the model's forward pass sets the attribute {name!r}")
         finally:
-            for module, mode, before in zip(modules, modes, held, strict=True):
+            for module, mode, before in zip(modules, modes, attributes, strict=True):
                 module.training = mode
                 for name in model_traits.attributes(module).keys() - before.keys():
                     del vars(module)[name]
@@ -69,13 +69,13 @@ def refuse_overwriting(graph: fx.Graph, root: nn.Module) -> None:
         memory[node] = node if source is None or not shares else memory[source]
         if not overwrites or source is None:
             continue
-        mine = memory[source]
-        again = any(
-            memory.get(value, value) is mine and number[value] < number[node]
-            for other in list(graph.nodes)[number[node] + 1 :]
-            for value in other.all_input_nodes
+        owner = memory[source]
+        is_read_again = any(
+            memory.get(value, value) is owner and number[value] < number[node]
+            for reader in list(graph.nodes)[number[node] + 1 :]
+            for value in reader.all_input_nodes
         )
-        if again or not node.users or mine.op == "placeholder":
+        if is_read_again or not node.users or owner.op == "placeholder":
             raise Unsupported("the model's forward pass overwrites a value in place that is read again")
 
 
@@ -91,8 +91,8 @@ def _overwrites(node: fx.Node, module: nn.Module | None) -> bool:
     if module is not None:
         return bool(getattr(module, "inplace", False))
     name = _name(node)
-    given = node.kwargs.get("inplace", node.args[1] if name == "relu" and len(node.args) > 1 else False)
-    return bool(given) or name in UPDATES or (name.endswith("_") and not name.endswith("__"))
+    inplace = node.kwargs.get("inplace", node.args[1] if name == "relu" and len(node.args) > 1 else False)
+    return bool(inplace) or name in UPDATES or (name.endswith("_") and not name.endswith("__"))
 
 
 Outputs = str
@@ -159,10 +159,10 @@ class _Tracer(fx.Tracer):
         return super().create_node(*args, **kwargs)
 
 
-def trace(model: nn.Module, known: Mapping[str, Parameter], outputs: Outputs = "logits") -> Program:
+def trace(model: nn.Module, parameters: Mapping[str, Parameter], outputs: Outputs = "logits") -> Program:
     """The cohort layers that compute what ``model`` computes while it is trained."""
     wrapped = ChosenOutputs(model, outputs)
-    with observed(wrapped):
+    with in_training_mode(wrapped):
         try:
             with torch.enable_grad():
                 graph = _Tracer().trace(wrapped)
@@ -177,7 +177,7 @@ def trace(model: nn.Module, known: Mapping[str, Parameter], outputs: Outputs = "
             if not node.users and node.op not in ("placeholder", "output"):
                 _refuse_lost_draws(node, wrapped)
                 graph.erase_node(node)
-        return _Compiler(wrapped, known).program(graph)
+        return _Compiler(wrapped, parameters).program(graph)
 
 
 def _refuse_lost_draws(node: fx.Node, root: nn.Module) -> None:
@@ -190,12 +190,12 @@ def _refuse_lost_draws(node: fx.Node, root: nn.Module) -> None:
 class _Compiler:
     """Turns the nodes of a traced graph into layer calls."""
 
-    def __init__(self, wrapped: nn.Module, known: Mapping[str, Parameter]) -> None:
-        self.wrapped, self.known = wrapped, known
+    def __init__(self, wrapped: nn.Module, parameters: Mapping[str, Parameter]) -> None:
+        self.wrapped, self.parameters = wrapped, parameters
         self.steps: list[LayerCall] = []
         self.number: dict[fx.Node, int] = {}
         self.values = 0
-        self.seen: set[str] = set()
+        self.module_names: set[str] = set()
 
     def program(self, graph: fx.Graph) -> Program:
         """The program of a traced graph."""
@@ -204,10 +204,10 @@ class _Compiler:
             if node.op == "placeholder":
                 self._number(node)
             elif node.op == "output":
-                outputs = tuple(self.number[each] for each in node.args[0])
+                outputs = tuple(self.number[value] for value in node.args[0])
             else:
                 self._call(node)
-        program = _pooled_first(Program(tuple(self.steps), self.values, outputs))
+        program = _pool_first(Program(tuple(self.steps), self.values, outputs))
         _allow_in_place(program)
         _leave_rounded(program)
         _skip_input_gradients(program)
@@ -216,7 +216,7 @@ class _Compiler:
     def _call(self, node: fx.Node) -> None:
         """Add the layers of a node: its own, and the one that represents its hooks."""
         layer = self._layer(node)
-        inputs = tuple(self.number[each] for each in node.all_input_nodes)
+        inputs = tuple(self.number[value] for value in node.all_input_nodes)
         name = str(node.target).removeprefix("model.") if node.op == "call_module" else ""
         self.steps.append(LayerCall(layer, inputs, self._number(node), name))
         share = divisor(self.wrapped.get_submodule(str(node.target))) if node.op == "call_module" else None
@@ -245,19 +245,19 @@ class _Compiler:
         make = factory_of(module)
         if make is None:
             raise Unsupported(f"layer {name!r} is {type(module).__name__}, which has no batched form")
-        if name in self.seen and any(True for _ in module.parameters()):
+        if name in self.module_names and any(True for _ in module.parameters()):
             raise Unsupported(f"layer {name!r} is used twice in a forward pass")
-        self.seen.add(name)
-        for own, _ in module.named_parameters(remove_duplicate=False):
-            if self._lookup(name)(own) is None:
-                raise Unsupported(f"the {own} of layer {name!r} is a parameter of another layer, too")
+        self.module_names.add(name)
+        for inner, _ in module.named_parameters(remove_duplicate=False):
+            if self._lookup(name)(inner) is None:
+                raise Unsupported(f"the {inner} of layer {name!r} is a parameter of another layer, too")
         try:
             return make(module, self._lookup(name))
         except Unsupported as error:
             raise Unsupported(f"layer {name!r}: {error}") from error
 
     def _lookup(self, name: str) -> Lookup:
-        return lambda inner: self.known.get(f"{name}.{inner}" if name else inner)
+        return lambda inner: self.parameters.get(f"{name}.{inner}" if name else inner)
 
 
 def _readers(program: Program) -> list[int]:
@@ -269,25 +269,27 @@ def _readers(program: Program) -> list[int]:
     return readers
 
 
-def _pooled_first(program: Program) -> Program:
+def _pool_first(program: Program) -> Program:
     """Exchange a ReLU and the maximum pool that alone reads it: equal to the bit, and the ReLU has fewer values."""
     steps, readers = list(program.steps), _readers(program)
-    for at, (one, other) in enumerate(pairwise(program.steps)):
-        follows = other.inputs == (one.output,) and readers[one.output] == 1 and one.output not in program.outputs
-        if follows and isinstance(one.layer, ReLU) and isinstance(other.layer, MaxPool):
-            steps[at] = replace(one, layer=other.layer, name=other.name)
-            steps[at + 1] = replace(other, layer=one.layer, name=one.name)
+    for at, (first, second) in enumerate(pairwise(program.steps)):
+        follows = (
+            second.inputs == (first.output,) and readers[first.output] == 1 and first.output not in program.outputs
+        )
+        if follows and isinstance(first.layer, ReLU) and isinstance(second.layer, MaxPool):
+            steps[at] = replace(first, layer=second.layer, name=second.name)
+            steps[at + 1] = replace(second, layer=first.layer, name=first.name)
     return replace(program, steps=tuple(steps))
 
 
 def _allow_in_place(program: Program) -> None:
     """Let a layer overwrite its input if no other layer reads it."""
     readers = _readers(program)
-    made = {step.output: step.layer for step in program.steps}
+    makers = {step.output: step.layer for step in program.steps}
     for step in program.steps:
         number = step.inputs[0]
-        alone = readers[number] == 1 and number not in program.outputs
-        step.layer.in_place = number in made and alone and not made[number].keeps_output
+        is_only_reader = readers[number] == 1 and number not in program.outputs
+        step.layer.in_place = number in makers and is_only_reader and not makers[number].keeps_output
 
 
 def _leave_rounded(program: Program) -> None:
@@ -312,17 +314,17 @@ def _leave_rounded(program: Program) -> None:
 
 def _skip_input_gradients(program: Program) -> None:
     """Skip the input gradients of layers that no trained parameter precedes."""
-    wanted = {0: False}
+    needs_grad = {0: False}
     for step in program.steps:
-        step.layer.input_gradient = any(wanted[number] for number in step.inputs)
-        trained = any(isinstance(v, Parameter) and v.grad is not None for v in vars(step.layer).values())
-        wanted[step.output] = step.layer.input_gradient or trained
+        step.layer.input_gradient = any(needs_grad[number] for number in step.inputs)
+        is_trained = any(isinstance(v, Parameter) and v.grad is not None for v in vars(step.layer).values())
+        needs_grad[step.output] = step.layer.input_gradient or is_trained
 
 
 def _settings(node: fx.Node, *defaults: tuple[str, Any]) -> list[Any]:
     """A call's arguments after its input, by position or by name."""
-    given = list(node.args[1:])
-    return given + [node.kwargs.get(name, default) for name, default in defaults[len(given) :]]
+    positional = list(node.args[1:])
+    return positional + [node.kwargs.get(name, default) for name, default in defaults[len(positional) :]]
 
 
 def _add(node: fx.Node) -> CohortLayer:

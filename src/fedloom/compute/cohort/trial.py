@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedloom.base import fork_safety
 from fedloom.base.errors import first_line
-from fedloom.compute.cohort.layers import Unsupported, drawn
+from fedloom.compute.cohort.layers import Unsupported, dropout_draws
 from fedloom.compute.cohort.net import CohortNet
 from fedloom.compute.cohort.trace import ChosenOutputs, Outputs
 from fedloom.core.dropout import keyed
@@ -28,7 +28,7 @@ def trial_reason(model: nn.Module, outputs: Outputs, samples: Tensor) -> str | N
     draws of dropout. That takes a backward pass, which a forked child runs where it would spoil this process.
     """
     trial = partial(_reason, model, outputs, samples)
-    on_cpu = all(each.device.type == "cpu" for each in (*model.parameters(), *model.buffers(), samples))
+    on_cpu = all(tensor.device.type == "cpu" for tensor in (*model.parameters(), *model.buffers(), samples))
     if not (on_cpu and fork_safety.backward_spoils()):
         return trial()
     try:
@@ -43,15 +43,17 @@ def _reason(model: nn.Module, outputs: Outputs, samples: Tensor) -> str | None:
     """The same, tried in this process."""
     try:
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
-            alone = copy.deepcopy(model).to("cpu", torch.float64).train()
-            layout = Layout.of(alone)
-            net = CohortNet(alone, layout, len(ROWS), outputs)
-            found = _difference(net, ChosenOutputs(keyed(alone), outputs), LiveModule(alone, layout), _inputs(samples))
+            module = copy.deepcopy(model).to("cpu", torch.float64).train()
+            layout = Layout.of(module)
+            net = CohortNet(module, layout, len(ROWS), outputs)
+            difference = _difference(
+                net, ChosenOutputs(keyed(module), outputs), LiveModule(module, layout), _inputs(samples)
+            )
     except Unsupported as error:
         return str(error)
     except Exception as error:
         return f"the model's batched form cannot be tried ({first_line(error, 150)})"
-    return None if found is None else f"the model's batched form has other {found}"
+    return None if difference is None else f"the model's batched form has other {difference}"
 
 
 def _inputs(samples: Tensor) -> Tensor:
@@ -64,16 +66,19 @@ def _inputs(samples: Tensor) -> Tensor:
     return samples[torch.arange(count) % len(samples)].to("cpu").unflatten(0, shape)
 
 
-def _difference(net: CohortNet, alone: ChosenOutputs, live: LiveModule, x: Tensor) -> str | None:
+def _difference(net: CohortNet, module: ChosenOutputs, live: LiveModule, x: Tensor) -> str | None:
     """The first difference, as a noun phrase for the reason; None if all agree."""
     size = len(live.theta)
     noise = torch.empty(PERIOD, dtype=torch.float64).uniform_(-1, 1, generator=torch.Generator().manual_seed(2))
     for row, scale in zip(net.theta, (0.03, -0.02), strict=True):
         row.copy_(live.theta).add_(noise.repeat(-(-size // PERIOD))[:size], alpha=scale)
-    net.draw_from(drawn([torch.Generator().manual_seed(client) for client in range(len(ROWS))], ROWS, "cpu"))
+    net.draw_from(dropout_draws([torch.Generator().manual_seed(client) for client in range(len(ROWS))], ROWS, "cpu"))
     with torch.no_grad():
-        made = net.forward(x.clone())
-        tests = [torch.sin(torch.arange(1.0, 1 + each.numel(), dtype=each.dtype)).view(each.shape) for each in made]
+        outputs = net.forward(x.clone())
+        tests = [
+            torch.sin(torch.arange(1.0, 1 + output.numel(), dtype=output.dtype)).view(output.shape)
+            for output in outputs
+        ]
         for client, rows in enumerate(ROWS):
             for test in tests:
                 test[client, rows:] = 0
@@ -83,11 +88,11 @@ def _difference(net: CohortNet, alone: ChosenOutputs, live: LiveModule, x: Tenso
         live.theta.copy_(net.theta[client])
         live.grad.zero_()
         torch.default_generator.manual_seed(client)
-        outs = alone(x[client, :rows].clone())
-        pairs = list(zip(outs, (each[client, :rows] for each in made), strict=True))
+        expected = module(x[client, :rows].clone())
+        pairs = list(zip(expected, (output[client, :rows] for output in outputs), strict=True))
         if not all(a.shape == b.shape and _close(a.detach().clone(), b, LEAST) for a, b in pairs):
             return "outputs than the module"
-        torch.stack([(a * test[client, :rows]).sum() for a, test in zip(outs, tests, strict=True)]).sum().backward()
+        torch.stack([(a * test[client, :rows]).sum() for a, test in zip(expected, tests, strict=True)]).sum().backward()
         sizes, least = [leaf.size for leaf in net.layout.parameters], max(1e-4 * _largest(live.grad), LEAST)
         for leaf, a, b in zip(
             net.layout.parameters, live.grad.split(sizes), net.grad[client].split(sizes), strict=True

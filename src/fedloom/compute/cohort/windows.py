@@ -20,7 +20,7 @@ from torch import Tensor
 from fedloom.base.tree import Shaped
 from fedloom.compute.cohort.factored import input_layer
 from fedloom.compute.cohort.parameters import StepRule
-from fedloom.compute.cohort.schedule import BatchSchedule, taken
+from fedloom.compute.cohort.schedule import BatchSchedule, values_at
 from fedloom.compute.cohort.trace import Program
 
 SHORT, LONGEST = 96, 1024  # samples of a client in a window that is one of many, and in one that is a whole round
@@ -40,14 +40,14 @@ class Window:
         inputs: for each step, the positions of its batch among them, int64 [c, B].
         numbers: the steps' numbers in the schedule.
         steps: the number of steps of each client within the window.
-        whole: whether the window is the whole round.
+        is_whole_round: whether the window is the whole round.
     """
 
     x: Tensor
     inputs: list[Tensor]
     numbers: range
     steps: list[int]
-    whole: bool
+    is_whole_round: bool
 
 
 def windows(schedule: BatchSchedule, x: Shaped[Tensor, "C n ..."], longest: int) -> Iterator[Window]:
@@ -60,15 +60,15 @@ def windows(schedule: BatchSchedule, x: Shaped[Tensor, "C n ..."], longest: int)
     while at < len(schedule.places):
         start, samples, inputs = at, 0, []
         count = len(schedule.places[start])
-        seen = []
+        positions = []
         while at < len(schedule.places) and (at == start or samples + schedule.places[at].shape[1] <= longest):
             places = schedule.places[at]
             width = places.shape[1]
             inputs.append(torch.arange(samples, samples + width, device=places.device).expand(len(places), -1))
-            seen.append(torch.cat([places, places.new_zeros(count - len(places), width)]))
+            positions.append(torch.cat([places, places.new_zeros(count - len(places), width)]))
             samples, at = samples + width, at + 1
         steps = (schedule.steps[:count] - start).clip(max=at - start).tolist()
-        yield Window(taken(x, torch.cat(seen, 1)), inputs, range(start, at), steps, False)
+        yield Window(values_at(x, torch.cat(positions, 1)), inputs, range(start, at), steps, False)
 
 
 def factorable(program: Program, schedule: BatchSchedule, x: Tensor, rule: StepRule, longest: int) -> bool:
@@ -81,10 +81,10 @@ def factorable(program: Program, schedule: BatchSchedule, x: Tensor, rule: StepR
     if place is None or not longest or (rule.momentum and schedule.rows.shape[1] > longest):
         return False
     weight = program.steps[place].layer.weight  # type: ignore[attr-defined]
-    if rule.is_whole and (rule.clip is None or rule.momentum or rule.betas or rule.speeds is not None):
+    if rule.steps_by_rows and (rule.clip is None or rule.momentum or rule.betas or rule.speeds is not None):
         return False
-    trained = weight.grad is not None and not weight.frozen
-    return trained and not weight.is_rounded and weight.matrix.shape[2] == x[0, 0].numel()
+    is_trained = weight.grad is not None and not weight.frozen
+    return is_trained and not weight.is_rounded and weight.matrix.shape[2] == x[0, 0].numel()
 
 
 def best_window(program: Program, schedule: BatchSchedule, x: Tensor, rule: StepRule) -> int:
@@ -98,40 +98,40 @@ def best_window(program: Program, schedule: BatchSchedule, x: Tensor, rule: Step
     assert place is not None
     out, into = program.steps[place].layer.weight.matrix.shape[1:]  # type: ignore[attr-defined]
     lengths = [length for length in (SHORT, samples) if samples <= length or not rule.momentum]
-    times = {min(n, samples): _factored(schedule, x, rule, into, out, min(n, samples)) for n in lengths}
+    times = {min(n, samples): _factored_seconds(schedule, x, rule, into, out, min(n, samples)) for n in lengths}
     best = min((n for n in times if n <= LONGEST), key=times.__getitem__)
-    return best if times[best] < CLEARLY * _explicit(schedule, x, rule, into, out) else 0
+    return best if times[best] < CLEARLY * _explicit_seconds(schedule, x, rule, into, out) else 0
 
 
-def _explicit(schedule: BatchSchedule, x: Tensor, rule: StepRule, into: int, out: int) -> float:
+def _explicit_seconds(schedule: BatchSchedule, x: Tensor, rule: StepRule, into: int, out: int) -> float:
     """Estimated seconds of a client's round with explicit weights."""
     steps, batch = len(schedule.places), schedule.places[0].shape[1]
     passes = 3 + (3 + 3 * bool(rule.weight_decay) if rule.momentum else 0) + 3 * (rule.constant is not None)
     if rule.clip is not None:  # gradients are written, and read for their norm and the step
         passes += 3 + 2 * bool(rule.weight_decay) + 3 * bool(rule.pull)
-    moved = _moving(passes, x, into * out, (1 + bool(rule.momentum)) * into * out)
-    return steps * (_product(batch, 2 * into * out) + moved)
+    traffic = _memory_seconds(passes, x, into * out, (1 + bool(rule.momentum)) * into * out)
+    return steps * (_product_seconds(batch, 2 * into * out) + traffic)
 
 
-def _factored(schedule: BatchSchedule, x: Tensor, rule: StepRule, into: int, out: int, length: int) -> float:
+def _factored_seconds(schedule: BatchSchedule, x: Tensor, rule: StepRule, into: int, out: int, length: int) -> float:
     """Estimated seconds of a client's round in windows of this length."""
     steps, batch, samples = len(schedule.places), schedule.places[0].shape[1], schedule.rows.shape[1]
     count = 1 if samples <= length else -(-steps * batch // length)
-    large = count * (_product(length, 2 * into * out) + _product(length, length * into))
-    between = _moving(3 * (count - 1), x, into * out, into * out)
-    held = (2 + bool(rule.momentum)) * length * out
+    large = count * (_product_seconds(length, 2 * into * out) + _product_seconds(length, length * into))
+    between = _memory_seconds(3 * (count - 1), x, into * out, into * out)
+    working_set = (2 + bool(rule.momentum)) * length * out
     passes = 1 + (5 + 3 * bool(rule.weight_decay) if rule.momentum else 2 * bool(rule.weight_decay or rule.pull))
     overhead = OVERHEAD * (1 if rule.clip is None else 3) / len(x)
-    step = _product(batch, length * out) + _moving(passes, x, length * out, held) + overhead
+    step = _product_seconds(batch, length * out) + _memory_seconds(passes, x, length * out, working_set) + overhead
     return large + between + steps * step
 
 
-def _product(rows: int, per_row: int) -> float:
+def _product_seconds(rows: int, per_row: int) -> float:
     """Seconds of a product of so many rows, with 2 · ``per_row`` operations per row."""
     return 2 * rows * per_row / (FAT * rows / (rows + HALF))
 
 
-def _moving(passes: int, x: Tensor, size: int, held: int) -> float:
+def _memory_seconds(passes: int, x: Tensor, size: int, working_set: int) -> float:
     """Seconds to read or write ``size`` values so often, if each client of the block keeps ``held`` values."""
-    bandwidth = CACHED if len(x) * held * x.element_size() <= CACHE else UNCACHED
+    bandwidth = CACHED if len(x) * working_set * x.element_size() <= CACHE else UNCACHED
     return passes * size * x.element_size() / bandwidth
