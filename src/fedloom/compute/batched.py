@@ -224,7 +224,7 @@ class _Block:
         return self._results(work, lambda row: self._vectors(cohort.model(row)), cohort.losses)
 
     def separate_rounds(self) -> Iterator[Result] | None:
-        """The results of clients whose two models have plain rounds each; None if these clients' rounds are not."""
+        """The results of clients whose two models have plain rounds each; None if these clients' models have none."""
         plan, down, size = self.plan, self.down, self.plan.layout.size
         work = self._descent()
         if work is None:
@@ -286,7 +286,7 @@ class _Block:
         return block_fold
 
     def phased_rounds(self) -> Iterator[Result] | None:
-        """The results of clients that train one half of the model after the other; None if these do not."""
+        """The results of clients that train one half of the model after the other; None if these clients do not."""
         return PhasedRound(self.plan, self.net, self.down, self.jobs, self._vectors).run()
 
     def paired_rounds(self) -> Iterator[Result] | None:
@@ -372,7 +372,7 @@ class _Block:
             return None
 
     def _results(self, work: _Descent, vectors_of: Callable[[int], Vectors], losses: Tensor) -> Iterator[Result]:
-        """The clients' results, in the block's order, from their memories and losses [C] in the schedule's."""
+        """The clients' results, in the block's order; memories and losses [C] are in the schedule's order."""
         order = work.schedule.order.tolist()
         jobs, contexts = [self.jobs[number] for number in order], [work.contexts[number] for number in order]
         return block_results(order, jobs, vectors_of, contexts, losses.tolist())

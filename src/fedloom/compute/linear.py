@@ -47,12 +47,12 @@ class Received:
 
 @dataclass(frozen=True)
 class LinearClient:
-    """A client's hooks."""
+    """A client's hooks as linear forms."""
 
     received: Received
     state_vectors: list[Float[Tensor, "P"]]
     gradient: Form  # a·g + b·w + k
-    states: dict[str, dict[str, Form]]  # the new ones, by place and name
+    states: dict[str, dict[str, Form]]  # the client's new states, by place and name
     uploads: dict[str, Form]  # by slot
 
     @classmethod

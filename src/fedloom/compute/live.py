@@ -43,7 +43,7 @@ class Live:
 
     @cached_property  # the main process of engines with workers needs none
     def live(self) -> LiveModule:
-        """A copy of the model; masks of dropout have keys, except for ``vmap``, which would give all samples one."""
+        """A copy of the model; dropout has keys, except for ``vmap``, where all samples would get the same mask."""
         module = copy.deepcopy(self.plan.model)
         module = module if self.plan.local.dp_clip is not None else keyed(module)
         return LiveModule(module, self.plan.layout, self.plan.device)
@@ -158,7 +158,7 @@ class Live:
     def losses(self, down: Broadcast, clients: np.ndarray, states: States, held_out: bool = False) -> np.ndarray:
         """F_i(θ^t), float64 [clients], with the clients' own private parameters if a model is split.
 
-        A network with several exits has its last one's: the loss of the output that the client deploys.
+        For a network with several exits it is the loss of the last exit, whose output the client deploys.
         """
         split = self.plan.has_private
         if not split:

@@ -164,7 +164,7 @@ class _Products:
 
     @cached_property
     def of_models(self) -> list[list[list[float]]]:
-        """Those of w and v, [c, 2, 2], as Python floats."""
+        """The inner products of w and v, [c, 2, 2], as Python floats."""
         return self.net.products(self.count, slice(SHARED, RECEIVED)).tolist()
 
     @cached_property

@@ -41,7 +41,7 @@ class TransferableMemory(mmap.mmap):
 
     @classmethod
     def of(cls, nbytes: int) -> TransferableMemory:
-        """So much new memory."""
+        """New memory of this size."""
         if sys.platform == "win32":
             return cls.at(f"fedloom-{uuid.uuid4()}", nbytes)
         if sys.platform == "linux":
@@ -225,7 +225,7 @@ class Segment:
 
 
 def segments(count: int, nbytes: int, arena: Arena | None = None, transferable: bool = False) -> list[Segment]:
-    """So many segments; empty ones, past which all tensors are pickled, if the system grants no such address space."""
+    """Segments of this size; if the system grants no such address space, empty ones: all tensors are then pickled."""
     try:
         return [Segment(nbytes, arena, transferable) for _ in range(count)]
     except OSError:

@@ -126,7 +126,7 @@ class Convolution(Product):
         return _contiguous(x.transpose(0, 1), self.kernels.dtype).flatten(1, 2)
 
     def _settings(self, count: int = 1) -> tuple[list[int], list[int], list[int], bool, list[int], int]:
-        """What a call of the library needs to know beside its tensors, for so many clients."""
+        """The arguments of a call of the library beside its tensors, for so many clients."""
         return self.stride, self.padding, self.dilation, False, [0] * len(self.stride), count * self.groups
 
     def _forward_by_client(self, x: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ class CohortLayer(ABC):
 
     @abstractmethod
     def backward(self, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of the inputs, from that of the output; parameter gradients are applied or stored on the way."""
+        """Gradients of the inputs from the output's gradient; parameter gradients are applied or stored on the way."""
 
 
 class Product(CohortLayer):

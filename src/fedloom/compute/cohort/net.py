@@ -309,7 +309,7 @@ class CohortNet:
         return self.row_steps
 
     def step_after(self, place: slice, first: Clipped, rule: StepRule) -> RowSteps:
-        """The same for the parameters after those at ``place``, which a ``first`` layer keeps by itself."""
+        """As ``step_by_rows``, for the parameters after those at ``place``, which ``first`` steps by itself."""
         self.descend(None)
         rest = slice(place.stop, None)
         steps = RowSteps(self.theta[:, rest], self.grad[:, rest], first)

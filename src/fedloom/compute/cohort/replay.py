@@ -22,7 +22,7 @@ Step = Callable[..., Tensor]
 Recorder = Callable[[Callable[[], None]], Callable[[], None]]
 """Records the operations of a function without running them; returns a function that repeats them in place."""
 
-OFTEN = 3  # a step is recorded after so many equal ones, since to record one takes about as long as to take it
+OFTEN = 3  # a step is recorded after so many equal ones, since recording a step takes about as long as taking it
 CAPACITY = 32  # recordings per network, since cohorts and batches have several sizes
 
 

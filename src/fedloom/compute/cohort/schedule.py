@@ -14,7 +14,7 @@ from fedloom.base.tree import Int, Shaped
 from fedloom.core.federation import Split
 
 Change = Callable[[Tensor, range], Tensor]
-"""New inputs [N, ...] for those of the given steps, one step and in it one client after the other."""
+"""Maps the inputs [N, ...] of the given steps, in the order of the steps and then of the clients, to new inputs."""
 
 AHEAD = 1 << 29  # bytes
 
@@ -133,7 +133,7 @@ def inputs(
 
 
 def steps_ahead(x: Tensor, places: Tensor) -> int:
-    """How many steps' inputs are changed in one call: on a CPU those of one, which still are in the caches."""
+    """How many steps' inputs are changed in one call: on a CPU one step's, which are still in the caches."""
     return 1 if x.device.type == "cpu" else max(AHEAD // max(places.numel() * x[0, 0].nbytes, 1), 1)
 
 

@@ -40,7 +40,7 @@ def trial_reason(model: nn.Module, outputs: Outputs, samples: Tensor) -> str | N
 
 
 def _reason(model: nn.Module, outputs: Outputs, samples: Tensor) -> str | None:
-    """The same, tried in this process."""
+    """As ``trial_reason``, in this process."""
     try:
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             module = copy.deepcopy(model).to("cpu", torch.float64).train()
