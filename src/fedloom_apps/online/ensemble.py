@@ -1,4 +1,4 @@
-"""An ensemble of experts; those that differ in numbers alone are one group over parameters [G, P], often vmapped.
+"""An ensemble of experts; experts that differ in numbers alone are one group with parameters [G, P], often vmapped.
 
 Experts of an online learner: their configurations, grids of them, and groups that differ in numbers alone. The
 mini-batches of the K steps at a task: which tasks and samples, as a function of (seed, task).
