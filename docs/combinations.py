@@ -55,11 +55,11 @@ def run(name: str = "fedavg", **conditions: Any) -> Case:
     """An experiment of a named method on a few made-up samples of three clients, with some conditions changed."""
 
     def case() -> Experiment:
-        told = {key: value() if value in (alid, shifted, untested) else value for key, value in conditions.items()}
+        arguments = {key: value() if value in (alid, shifted, untested) else value for key, value in conditions.items()}
         x, y = torch.arange(24.0).reshape(12, 2), torch.arange(12) % 2
         data = federate((x, y), "iid", 3, held_out=0.25)
         usual: dict[str, Any] = {"federation": data, "model": lambda: nn.Linear(2, 2)}
-        return Experiment(**usual | {"method": make(name)} | told)
+        return Experiment(**usual | {"method": make(name)} | arguments)
 
     return case
 

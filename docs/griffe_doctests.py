@@ -22,8 +22,8 @@ class Doctests(griffe.Extension):
 def fenced(text: str) -> str:
     """The text with a fence around each of its examples, indented as they are."""
 
-    def fence(found: re.Match[str]) -> str:
-        lines = found[1].split("\n")
+    def fence(match: re.Match[str]) -> str:
+        lines = match[1].split("\n")
         indent = " " * (len(lines[0]) - len(lines[0].lstrip()))
         return "\n".join([f"{indent}```pycon", *lines, f"{indent}```"])
 

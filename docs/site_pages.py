@@ -75,10 +75,10 @@ RECORDS = (Context, Batch, Output, RoundInfo, Facts, Meeting, Heard, Links)
 
 def pages() -> dict[str, str]:
     """All generated pages by their place in the site."""
-    found = {place: relinked(path, place) for path, place in elsewhere()}
-    found |= {"methods/index.md": methods_table()}
-    found |= {f"methods/{entry.name}.md": method_page(entry) for entry in methods}
-    return found | {
+    generated = {place: relinked(path, place) for path, place in elsewhere()}
+    generated |= {"methods/index.md": methods_table()}
+    generated |= {f"methods/{entry.name}.md": method_page(entry) for entry in methods}
+    return generated | {
         "parts.md": parts_page(),
         "combinations.md": combinations_page(),
         "contract.md": contract_page(),
@@ -110,10 +110,10 @@ def relinked(path: str, place: str, text: str | None = None) -> str:
     homes |= {f"docs/{name}": name for name in handwritten()}
     here, base = PurePosixPath(place).parent, PurePosixPath(path).parent
 
-    def link(found: re.Match[str]) -> str:
-        bang, words, target, anchor = found.groups("")
+    def link(match: re.Match[str]) -> str:
+        bang, words, target, anchor = match.groups("")
         if "://" in target or not target:
-            return found[0]
+            return match[0]
         home = homes.get(os.path.normpath(base / target))
         words = LINK.sub(link, words)  # a picture that is a link
         return f"{bang}[{words}]({relative(home, here)}{anchor})" if home else words
@@ -146,8 +146,8 @@ def methods_table() -> str:
 
 def composition(entry: Entry[Any]) -> dict[str, list[str]]:
     """The names of a method's parts by slot, without identities."""
-    made = entry.make()
-    filled = {slot: getattr(made, slot) for slot in SLOTS}
+    method = entry.make()
+    filled = {slot: getattr(method, slot) for slot in SLOTS}
     parts = {s: p if isinstance(p, tuple) else () if p.is_identity else (p,) for s, p in filled.items()}
     return {slot: [label(part) for part in several] for slot, several in parts.items()}
 
@@ -185,7 +185,7 @@ def refusal(case: Callable[[], object]) -> str:
 
 def method_page(entry: Entry[Any]) -> str:
     """A method: its description, parts, settings, how to run it, and its citation."""
-    made, body = entry.make(), inspect.getdoc(entry.factory) or ""
+    method, body = entry.make(), inspect.getdoc(entry.factory) or ""
     prose = re.sub(r"``([^`]+)``", r"`\1`", body.partition("\n\nArgs:")[0])
     parts = [
         f"| {slot} | {', '.join(f'[`{name}`](../parts.md#{slot}-{name})' for name in names)} |"
@@ -204,7 +204,7 @@ def method_page(entry: Entry[Any]) -> str:
         *settings(entry, "method."),
     ]
     lines += ["## Run it", "", "```", f"fedloom run method={entry.name}", "```", ""]
-    if citations := "\n\n".join(made.citations()):
+    if citations := "\n\n".join(method.citations()):
         lines += ["## Citations", "", "```bibtex", citations, "```", ""]
     return "\n".join(lines)
 
@@ -267,9 +267,11 @@ def contract_page() -> str:
         lines += [f"## {title}", "", "| name | of | meaning | used by |", "| --- | --- | --- | --- |"]
         for name in names:
             who = sorted(users.get(name, ()))
-            shown = ", ".join(f"`{one}`" for one in who[:3]) + (f" and {len(who) - 3} more" if len(who) > 3 else "")
+            first_users = ", ".join(f"`{user}`" for user in who[:3]) + (
+                f" and {len(who) - 3} more" if len(who) > 3 else ""
+            )
             owner, _, short = name.partition(".")
-            lines.append(f"| `{short}` | {owner} | {cell(points[name])} | {shown} |")
+            lines.append(f"| `{short}` | {owner} | {cell(points[name])} | {first_users} |")
         lines.append("")
     lines += [
         "## What hooks are given",
@@ -294,31 +296,31 @@ def described(base: type) -> dict[str, str]:
         if heading == "Attributes"
         for name, words in ARGUMENT.findall(body)
     }
-    for name, held in vars(base).items():
-        if name != "is_identity" and (callable(held) or isinstance(held, property | classmethod)):
-            texts[name] = (inspect.getdoc(held) or "").partition("\n\n")[0].replace("\n", " ")
+    for name, member in vars(base).items():
+        if name != "is_identity" and (callable(member) or isinstance(member, property | classmethod)):
+            texts[name] = (inspect.getdoc(member) or "").partition("\n\n")[0].replace("\n", " ")
     return {f"{base.__name__}.{name}": text for name, text in texts.items() if not name.startswith("_")}
 
 
 def used() -> dict[str, set[str]]:
     """The registered parts that override or declare something, by its name, like ``Part.grad`` or ``Needs.samples``."""
-    found: dict[str, set[str]] = {}
+    users: dict[str, set[str]] = {}
     for entry in (entry for registry in SLOTS.values() for entry in registry):
         kinds = inspect.getmro(entry.factory)  # pyright: ignore[reportArgumentType]
         bases = [kind for kind in kinds if kind.__module__ == parts.__name__]
-        own = {name: held for kind in kinds if kind not in bases for name, held in reversed(vars(kind).items())}
+        members = {name: member for kind in kinds if kind not in bases for name, member in reversed(vars(kind).items())}
         names = {
             f"{base.__name__}.{name}"
             for base in bases
-            for name in own.keys() & vars(base).keys()
-            if own[name] is not None and own[name] != vars(base)[name]  # what a class took back from its base
+            for name in members.keys() & vars(base).keys()
+            if members[name] is not None and members[name] != vars(base)[name]  # what a class took back from its base
         }
         complete = all(p.default is not p.empty for p in entry.parameters.values())
         needs = (entry.make() if complete else entry.factory).needs  # pyright: ignore[reportFunctionMemberAccess]
         names |= {f"Needs.{name}" for name, value in vars(needs).items() if value != getattr(Needs, name)}
         for name in names:
-            found.setdefault(name, set()).add(entry.name)
-    return found
+            users.setdefault(name, set()).add(entry.name)
+    return users
 
 
 def api_page() -> str:

@@ -9,11 +9,11 @@ run = fl.load("runs/ditto")
 print(run.history[["round", "clients/accuracy/mean"]])
 
 model = run.client(7)  # the personal model that client 7 deploys
-own = run.federation.held_out.client(7)
-print("predictions:", model.predict(own.x).tolist())
-print("client 7:", model.evaluate(own.x, own.y))
+samples = run.federation.held_out.client(7)
+print("predictions:", model.predict(samples.x).tolist())
+print("client 7:", model.evaluate(samples.x, samples.y))
 model.export("runs/client-7.safetensors")
 model.export("runs/client-7.pt2", format="torch-export")
 
-new = run.adapt(own.x[:10], own.y[:10])  # a client that was not there in training
-print("new client:", new.evaluate(own.x[10:], own.y[10:]))
+new = run.adapt(samples.x[:10], samples.y[:10])  # a client that was not there in training
+print("new client:", new.evaluate(samples.x[10:], samples.y[10:]))

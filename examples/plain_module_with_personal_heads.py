@@ -18,6 +18,6 @@ class Net(nn.Module):
 
 federation = fl.data.federate("digits", "dirichlet", clients=10)
 result = fl.run("fedrep", federation, lambda: fl.wrap(Net(), head="fc"), rounds=5)
-own = federation.held_out.client(7)
+samples = federation.held_out.client(7)
 print("mean accuracy of the clients:", result.summary["final"]["clients/accuracy/mean"])
-print("client 7:", result.trained.client(7).evaluate(own.x, own.y))
+print("client 7:", result.trained.client(7).evaluate(samples.x, samples.y))

@@ -27,24 +27,24 @@ def fedavg(theta, cohort):
     return sum(data[3] / n * train(theta, data) for data in cohort.values())
 
 
-def scaffold(theta, c, own, cohort):
+def scaffold(theta, c, controls, cohort):
     """Steps along g - c_i + c; then c_i ← c_i - c + (θ - θ_i)/(k η), c ← c + (1/K) Σ (c_i⁺ - c_i), θ ← mean θ_i."""
     change, models = torch.zeros_like(c), []
     for i, data in cohort.items():
-        models.append(train(theta, data, lambda w, shift=c - own[i]: shift))
-        new = own[i] - c + (theta - models[-1]) / (len(data[2]) * LR)
-        change += (new - own[i]) / len(own)
-        own[i] = new
+        models.append(train(theta, data, lambda w, shift=c - controls[i]: shift))
+        new = controls[i] - c + (theta - models[-1]) / (len(data[2]) * LR)
+        change += (new - controls[i]) / len(controls)
+        controls[i] = new
     return torch.stack(models).mean(0), c + change
 
 
-def feddyn(theta, h, own, cohort):
+def feddyn(theta, h, gradients, cohort):
     """Client i minimises F_i - ⟨h_i, w⟩ + (α/2)‖w - θ‖²; h_i ← h_i - α(θ_i - θ), h ← mean h_i, θ ← mean θ_i - h/α."""
     models = []
     for i, data in cohort.items():
-        models.append(train(theta, data, lambda w, h_i=own[i]: ALPHA * (w - theta) - h_i))
-        own[i] = own[i] - ALPHA * (models[-1] - theta)
-    h = h - ALPHA * sum(model - theta for model in models) / len(own)
+        models.append(train(theta, data, lambda w, h_i=gradients[i]: ALPHA * (w - theta) - h_i))
+        gradients[i] = gradients[i] - ALPHA * (models[-1] - theta)
+    h = h - ALPHA * sum(model - theta for model in models) / len(gradients)
     return torch.stack(models).mean(0) - h / ALPHA, h
 
 

@@ -49,6 +49,6 @@ def test_the_code_of_a_page_runs_and_draws_its_picture(page) -> None:
     fewer = {"rounds": 2, "tasks": 20, "epochs": 6}
     short = re.sub(r"\b(rounds|tasks|epochs)=\d+", lambda found: f"{found[1]}={fewer[found[1]]}", page.code)
     assert short != page.code
-    files = dict(MAKE.made(replace(page, code=short)))
+    files = dict(MAKE.page_files(replace(page, code=short)))
     assert len(files[page.image]) > 1000
     assert "{" not in files[f"{page.name}.md"].decode().replace(short.strip(), "")

@@ -73,11 +73,11 @@ class Page:
     def markdown(self, numbers: str | None = None) -> str:
         """The page, with its numbers from the runs in the working directory, or all with the text ``numbers``."""
 
-        def value(found: re.Match[str]) -> str:
+        def value(match: re.Match[str]) -> str:
             if numbers is not None:
                 return numbers
-            run = next(path for path in Path("runs").rglob(found[1]) if path.is_dir())
-            return number(found[2], RunDirectory(run).summary()["final"][found[2]])
+            run = next(path for path in Path("runs").rglob(match[1]) if path.is_dir())
+            return number(match[2], RunDirectory(run).summary()["final"][match[2]])
 
         language = "" if self.is_command else "python"
         links = ", ".join(f"[{words}](../{page})" for words, page in self.more.items())
@@ -303,7 +303,7 @@ fedloom run -m method=fedavg method.topology=own_model,ring,exponential,complete
 )
 
 
-def made(page: Page) -> Iterator[tuple[str, bytes]]:
+def page_files(page: Page) -> Iterator[tuple[str, bytes]]:
     """The files of a page, made by running its code."""
     with tempfile.TemporaryDirectory() as folder, chdir(folder):
         page.run()
@@ -345,7 +345,7 @@ if __name__ == "__main__":
     names = sys.argv[1:] or [page.name for page in PAGES]
     for page in PAGES:
         if page.name in names:
-            for name, content in made(page):
+            for name, content in page_files(page):
                 (HERE / name).write_bytes(content)
     (HERE / "index.md").write_text(index())
     (HERE.parent / "images" / "algebra.svg").write_text(algebra())

@@ -104,9 +104,9 @@ def rates(method: Callable[[], Method], *lrs: float, **conditions: Any) -> tuple
 def with_settings(name: str, *settings: tuple[float, dict[str, float]], **conditions: Any) -> tuple[Setup, ...]:
     """A method with several settings beside the local rate."""
     return tuple(
-        Setup(methods.make(name, **own), lr, words=", ".join([f"lr {lr:g}", *(f"{k} {v:g}" for k, v in own.items())]),
-              **conditions)
-        for lr, own in settings
+        Setup(methods.make(name, **values), lr,
+              words=", ".join([f"lr {lr:g}", *(f"{k} {v:g}" for k, v in values.items())]), **conditions)
+        for lr, values in settings
     )  # fmt: skip
 
 
@@ -147,7 +147,7 @@ class Assigned(Lognormal):
         return speeds
 
 
-def rarely(data: Source, setting: Setting, seed: int) -> Source:
+def without_rare_classes(data: Source, setting: Setting, seed: int) -> Source:
     """The source without the images of rare classes of writers that are not drawn to hold them."""
     if setting.hold == 1 or data.groups is None:
         return data
@@ -155,8 +155,8 @@ def rarely(data: Source, setting: Setting, seed: int) -> Source:
     draw = rng.stream(seed, "rare")
     holders = draw.choice(writers, round(setting.hold * len(writers)), replace=False)
     y = data.train.y.numpy()
-    kept = np.flatnonzero(~np.isin(y, setting.rare) | np.isin(data.groups, holders))
-    return replace(data, train=data.train.take(torch.from_numpy(kept)), groups=data.groups[kept])
+    rows = np.flatnonzero(~np.isin(y, setting.rare) | np.isin(data.groups, holders))
+    return replace(data, train=data.train.take(torch.from_numpy(rows)), groups=data.groups[rows])
 
 
 @cache
@@ -165,7 +165,9 @@ def federation(name: str, seed: int) -> Federation:
     setting, data = DATA[name], sources.make(name)
     if setting.rows:
         data = replace(data, train=data.train.take(torch.arange(setting.rows)))
-    return federate(rarely(data, setting, seed), setting.partition, clients=setting.clients, seed=seed, held_out=0.2)
+    return federate(
+        without_rare_classes(data, setting, seed), setting.partition, clients=setting.clients, seed=seed, held_out=0.2
+    )
 
 
 def devices(name: str, dealt: Federation, condition: str, seed: int) -> Assigned:
@@ -186,19 +188,22 @@ def trial(name: str, setup: Setup, condition: str, seed: int) -> dict[str, Any]:
     setting, dealt = DATA[name], federation(name, seed)
     arrays = dealt.train.arrays
     schedule = setup.schedule(setting.cohort)
-    each = schedule.members(setting.cohort) or 1
+    members = schedule.members(setting.cohort) or 1
     experiment = Experiment(
         setup.method,
         dealt,
         partial(models.make, "mlp", classes=arrays.classes, inputs=tuple(arrays.x.shape[1:]), hidden=(64,)),
-        rounds=MOST * setting.cohort // each,
+        rounds=MOST * setting.cohort // members,
         local=Local(epochs=1, batch_size=10, lr=setup.lr),
         cohort=setting.cohort,
         schedule=schedule,
         selection=setup.selection,
         devices=devices(name, dealt, condition, seed),
         evaluation=Evaluation(
-            what=("global",), every=max(setting.cohort // 4 // each, 1), target=setting.targets[1], stop_at_target=True
+            what=("global",),
+            every=max(setting.cohort // 4 // members, 1),
+            target=setting.targets[1],
+            stop_at_target=True,
         ),
         engine="serial",
         compute="batched",
@@ -207,14 +212,14 @@ def trial(name: str, setup: Setup, condition: str, seed: int) -> dict[str, Any]:
     )
     result = run(experiment)
     history = result.history
-    measured = [record for record in history if "global/accuracy" in record]
-    reached = [next((r for r in measured if r["global/accuracy"] >= target), None) for target in setting.targets]
+    evaluations = [record for record in history if "global/accuracy" in record]
+    hits = [next((r for r in evaluations if r["global/accuracy"] >= target), None) for target in setting.targets]
     by_client = of_clients(result.model, dealt)
     return {
-        "hours": [r and reporting.rounded(r["clock"] / 3600) for r in reached],
-        "steps": [r and r["round"] for r in reached],
-        "megabytes": [r and reporting.rounded(r["comm/bytes"] / 1e6) for r in reached],
-        "best": reporting.rounded(max(r["global/accuracy"] for r in measured)),
+        "hours": [r and reporting.rounded(r["clock"] / 3600) for r in hits],
+        "steps": [r and r["round"] for r in hits],
+        "megabytes": [r and reporting.rounded(r["comm/bytes"] / 1e6) for r in hits],
+        "best": reporting.rounded(max(r["global/accuracy"] for r in evaluations)),
         "worst10": reporting.rounded(worst(by_client)),
         "mean": reporting.rounded(float(np.mean(by_client))),
         "end": reporting.rounded(history[-1]["clock"] / 3600),
@@ -230,7 +235,7 @@ def of_clients(model: torch.nn.Module, dealt: Federation) -> np.ndarray:
     rows = [held_out.index[client] for client in range(len(dealt))]
     with torch.no_grad():
         right = (model.eval()(held_out.arrays.x).argmax(1) == held_out.arrays.y).double()
-    return np.array([float(right[own].mean()) for own in rows if len(own)])
+    return np.array([float(right[client_rows].mean()) for client_rows in rows if len(client_rows)])
 
 
 def name_of(data: str, condition: str, method: str, setup: Setup, seed: int) -> str:
@@ -244,29 +249,29 @@ def collect(stored: reporting.ResultsFile, data: str, seeds: Sequence[int]) -> N
     def get(condition: str, method: str, setup: Setup, seed: int) -> dict[str, Any]:
         return stored(name_of(data, condition, method, setup, seed), partial(trial, data, setup, condition, seed))
 
-    chosen: dict[str, str] = {}
+    choices: dict[str, str] = {}
     best: dict[str, Setup] = {}
     for method, usual in METHODS.items():
         setups = [scaled(setup, factor) for factor in DATA[data].factors for setup in usual]
         tried = [get("independent", method, setup, TUNING) for setup in setups]
         at = min(range(len(tried)), key=lambda i: (tried[i]["hours"][1] or inf, -tried[i]["best"]))
-        best[method], chosen[method] = setups[at], setups[at].words
-    stored.results.setdefault("chosen", {})[data] = chosen
+        best[method], choices[method] = setups[at], setups[at].words
+    stored.results.setdefault("chosen", {})[data] = choices
     cells = stored.results.setdefault("cells", {}).setdefault(data, {})
     for seed in seeds:
         for condition in WORDS:
             for method, setup in best.items():
-                found = get(condition, method, setup, seed)
-                cells.setdefault(condition, {}).setdefault(method, {})[str(seed)] = found
+                figures = get(condition, method, setup, seed)
+                cells.setdefault(condition, {}).setdefault(method, {})[str(seed)] = figures
                 stored.save()
 
 
-def shown(runs: dict[str, Any], key: str, target: int, digits: int) -> str:
+def format_cell(runs: dict[str, Any], key: str, target: int, digits: int) -> str:
     """Mean and standard error of a figure until a target, or how many seeds did not reach it."""
     values = [run[key][target] for run in runs.values()]
-    known = [value for value in values if value is not None]
-    missing = len(values) - len(known)
-    return mean_error(known, 1, digits) + (f" ({missing} of {len(values)} not)" if missing else "")
+    hits = [value for value in values if value is not None]
+    missing = len(values) - len(hits)
+    return mean_error(hits, 1, digits) + (f" ({missing} of {len(values)} not)" if missing else "")
 
 
 def tables(results: dict[str, Any]) -> str:
@@ -293,9 +298,10 @@ def tables(results: dict[str, Any]) -> str:
                 ]
                 worst10 = mean_error([run["worst10"] for run in runs.values()], 100)
                 rows.append([
-                    method, results["chosen"][data][method], shown(runs, "hours", 0, 4), shown(runs, "hours", 1, 4),
-                    f"{np.exp(np.mean(np.log(ratios))):.1f}" if ratios else "-", shown(runs, "steps", 1, 0),
-                    shown(runs, "megabytes", 1, 0), worst10,
+                    method, results["chosen"][data][method],
+                    format_cell(runs, "hours", 0, 4), format_cell(runs, "hours", 1, 4),
+                    f"{np.exp(np.mean(np.log(ratios))):.1f}" if ratios else "-",
+                    format_cell(runs, "steps", 1, 0), format_cell(runs, "megabytes", 1, 0), worst10,
                     f"{100 * np.mean([run['wasted'] for run in runs.values()]):.0f} %",
                 ])  # fmt: skip
             header = ["method", "settings", f"hours to {low}", f"hours to {high}", "speed-up", f"steps to {high}",
@@ -312,7 +318,7 @@ def picture(results: dict[str, Any], path: Path) -> None:
     for axis, (data, conditions) in zip(axes[:, 0], cells.items(), strict=True):
         for shift, (condition, by_method) in zip((-0.2, 0.2), conditions.items(), strict=False):
             hours = {m: [run["hours"][1] for run in runs.values() if run["hours"][1]] for m, runs in by_method.items()}
-            heights = [float(np.mean(own)) if own else 0.0 for own in hours.values()]
+            heights = [float(np.mean(values)) if values else 0.0 for values in hours.values()]
             bars = axis.bar(np.arange(len(hours)) + shift, heights, 0.4, label=WORDS[condition])
             axis.bar_label(bars, [f"{h:.2g}" if h else "not reached" for h in heights], fontsize=7)
             axis.set_xticks(range(len(hours)), [method.replace(", ", ",\n") for method in hours], fontsize=8)
@@ -328,13 +334,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing, and write table and figure."""
     parser = reporting.options(__doc__, seeds=SEEDS)
     parser.add_argument("--data", nargs="+", choices=[*DATA], default=["mnist"])
-    given = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     path = RESULTS / "hours.json"
     stored = reporting.ResultsFile(path, "FEDLOOM_DATA=... python recipes/devices/hours.py")
-    if not given.table:
+    if not args.table:
         torch.set_num_threads(1)
-        for data in given.data:
-            collect(stored, data, given.seeds)
+        for data in args.data:
+            collect(stored, data, args.seeds)
     path.with_suffix(".md").write_text(tables(stored.results))
     picture(stored.results, path.with_suffix(".png"))
     return 0

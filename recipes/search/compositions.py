@@ -52,20 +52,20 @@ def outcome(data: str, name: str, seed: int) -> dict[str, Any]:
     """One search: its choice, and the scores of that and of tuned FedAvg on separate seeds."""
     folder = RUNS / data / f"{name}-{seed}"
     words = [*COMMON, *DATA[data], *SEARCHES[name], f"seed={seed}"]
-    known = [
+    earlier_records = [
         [json.loads(line) for line in records.read_text().splitlines()]
         for records in sorted((RUNS / data).glob(f"*-{seed}/metrics.jsonl"))
         if records.parent != folder
     ]
-    found = search(build(SEARCH.resolve(words)), folder, resume=folder.exists(), other_searches=known)
-    by_role = {row["role"]: row for row in found["ranking"]}
-    chosen, plain = by_role[found["chosen"]], by_role[REFERENCE]
+    result = search(build(SEARCH.resolve(words)), folder, resume=folder.exists(), other_searches=earlier_records)
+    by_role = {row["role"]: row for row in result["ranking"]}
+    choice, plain = by_role[result["chosen"]], by_role[REFERENCE]
     return {
-        "label": chosen["label"],
-        "settings": chosen["settings"],
-        "score": chosen["mean"],
+        "label": choice["label"],
+        "settings": choice["settings"],
+        "score": choice["mean"],
         "fedavg": plain["mean"],
-        "candidates": found["candidates"],
+        "candidates": result["candidates"],
     }
 
 
@@ -85,10 +85,10 @@ def page(results: Mapping[str, Any]) -> str:
         rows = []
         for name, values in score.items():
             runs = by_search.get(name, {})
-            each = ", ".join(f"{value:.1f}" for value in values.values())
+            per_seed = ", ".join(f"{value:.1f}" for value in values.values())
             tried = ", ".join(str(run["candidates"]) for run in runs.values())
             gain = difference(paired(values, score["FedAvg, tuned"])) if name in SEARCHES else ""
-            rows.append([name, tried, f"{fmean(values.values()):.1f} ({each})", gain])
+            rows.append([name, tried, f"{fmean(values.values()):.1f} ({per_seed})", gain])
         text += ["", f"## {data}, {len(by_search['named'])} outer seeds", ""]
         text += ["`" + " ".join((*COMMON, *DATA[data])) + "`", ""]
         text += [
@@ -114,11 +114,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing and write the page."""
     parser = options(__doc__, RESULTS, (0, 100, 200))
     parser.add_argument("--data", nargs="+", default=list(DATA), choices=DATA)
-    given = parser.parse_args(arguments)
-    stored = given.out / "compositions.json"
-    results = read(stored) or {"runs": {}}
-    for data in () if given.table else given.data:
-        for seed in given.seeds:
+    args = parser.parse_args(arguments)
+    path = args.out / "compositions.json"
+    results = read(path) or {"runs": {}}
+    for data in () if args.table else args.data:
+        for seed in args.seeds:
             for name in SEARCHES:
                 runs = results["runs"].setdefault(data, {}).setdefault(name, {})
                 if str(seed) not in runs:
@@ -128,9 +128,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                         print(f"{data}: {error}", file=sys.stderr)
                         return 2
                     results["machine"] = machine()
-                    write(stored, results)
+                    write(path, results)
                     print(data, name, seed, runs[str(seed)])
-    write(given.out / "compositions.md", page(results))
+    write(args.out / "compositions.md", page(results))
     return 0
 
 

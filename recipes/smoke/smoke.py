@@ -110,10 +110,10 @@ def measure(case: Case, seed: int) -> dict[str, Any]:
     """Run it, and return the numbers for the report."""
     torch.set_num_threads(1)
     begin = time.perf_counter()
-    chosen = experiment(case, seed)
+    conditions = experiment(case, seed)
     loaded, used = time.perf_counter(), time.process_time()
-    history = run(chosen).history
-    federation = chosen.federation
+    history = run(conditions).history
+    federation = conditions.federation
     y = federation.test.y if case.on == "global" else federation.held_out.arrays.y[federation.held_out.index.rows]
     key = {"global": "global/accuracy", "clients": "clients/accuracy/mean"}[case.on]
     sizes = federation.train.index.sizes
@@ -158,7 +158,7 @@ def table(results: dict[str, Any]) -> str:
         "# A first run on each real data set",
         "",
         "FedAvg, serial engine. Accuracy of the server model in %.",
-        TESTED,
+        TEST_NOTE,
         "",
     ]
     heads = [
@@ -190,11 +190,13 @@ def table(results: dict[str, Any]) -> str:
         cells += [f"{r['left_out']:.1%}" if "left_out" in r else "-"]
         cells += [", ".join(f"{r['seconds'][part]:.0f}" for part in ("load", "run", "cpu"))]
         lines += [f"| {' | '.join(cells)} |"]
-    said = sorted({f"{r['machine']}, seed {r['seed']}" for r in results.values()})
-    return "\n".join([*lines, "", f"`{COMMAND}`", "", *(f"- {line}" for line in said), "", *NOTES]) + "\n"
+    machines = sorted({f"{r['machine']}, seed {r['seed']}" for r in results.values()})
+    return "\n".join([*lines, "", f"`{COMMAND}`", "", *(f"- {line}" for line in machines), "", *NOTES]) + "\n"
 
 
-TESTED = "It is measured on the common test set; for Shakespeare, on the clients' own test samples (mean over clients)."
+TEST_NOTE = (
+    "It is measured on the common test set; for Shakespeare, on the clients' own test samples (mean over clients)."
+)
 NOTES = (
     "Times are wall-clock seconds beside other work on the machine. Samples: those that clients train on, plus those",
     "that the model is tested on. The settings of each run are in `smoke.json`.",
@@ -207,9 +209,9 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    stored = args.out / "smoke.json"
-    results = reporting.read(stored)
-    keep: Callable[[], None] = lambda: reporting.write(args.out / "smoke.md", table(reporting.read(stored)))  # noqa: E731
+    path = args.out / "smoke.json"
+    results = reporting.read(path)
+    keep: Callable[[], None] = lambda: reporting.write(args.out / "smoke.md", table(reporting.read(path)))  # noqa: E731
     if args.table:
         keep()
         return 0
@@ -220,7 +222,7 @@ def main() -> int:
             print(f"{name}: {error}", file=sys.stderr)
             continue
         print(name, results[name]["accuracy"], results[name]["seconds"], "learned" if learned(results[name]) else "NOT")
-        reporting.write(stored, {k: results[k] for k in CASES if k in results})
+        reporting.write(path, {k: results[k] for k in CASES if k in results})
         keep()
     return reporting.exit_code(results) or int(not all(map(learned, results.values())))
 

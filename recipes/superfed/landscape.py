@@ -50,7 +50,7 @@ def own_models(plan: ClientPlan, result: RunResult) -> list[Tensor]:
 
 
 def reach(loss: Loss, w: Tensor, v: Tensor, steps: int = 41) -> float:
-    """The distance from w towards v where the loss has risen by RISE; that of v if it never does."""
+    """The distance from w towards v where the loss has risen by RISE; the distance of v if it never does."""
     at = np.linspace(0, 1, steps)
     losses = segment(loss, w, v, at.tolist(), batch=8)
     above = np.flatnonzero(losses >= losses[0] + RISE)

@@ -90,7 +90,7 @@ class Point:
 
     @property
     def folder(self) -> str:
-        """Its folder, below that of the scale."""
+        """Its folder, relative to the folder of the scale."""
         return f"{common.folder(self.method)}/t{self.rounds}_l{self.start:g}_nu{self.nu:g}_mu{self.mu:g}"
 
 
@@ -148,7 +148,7 @@ def best(group: dict[str, Any]) -> tuple[list[float], float, list[float]]:
 
 
 def late_gain(by_seed: dict[str, Any], plain: dict[str, Any]) -> str:
-    """The gain of the best mixture over that with L 0, paired by seed."""
+    """The gain of the best mixture over the best one with L 0, paired by seed."""
     if by_seed is plain:
         return ""
     best_here, other = (

@@ -49,16 +49,18 @@ model has been trained on the set. *Shared*: every client trains on the set in a
 TIMES = {"digits": 1, "reduced": 10, "full": 10}  # how often a shared set is listed, beside a client's own samples
 
 
-def real(parts: Federation, each: int) -> Arrays:
+def real(parts: Federation, per_class: int) -> Arrays:
     """As many random training images."""
     split, draws = parts.train, stream(0, "reference")
     arrays = split.arrays.take(split.index.rows)
     y = arrays.y.numpy()
-    rows = [torch.from_numpy(draws.permutation((y == c).nonzero()[0])[:each]) for c in range(arrays.classes)]
+    rows = [torch.from_numpy(draws.permutation((y == c).nonzero()[0])[:per_class]) for c in range(arrays.classes)]
     return arrays.take(torch.cat(rows))
 
 
-def train(parts: Federation, given: Arrays | None, use: str, times: int, rounds: int, seed: int) -> dict[str, Any]:
+def train(
+    parts: Federation, synthetic_set: Arrays | None, use: str, times: int, rounds: int, seed: int
+) -> dict[str, Any]:
     """One run of FedAvg and its results."""
     arrays = parts.train.arrays
 
@@ -66,11 +68,11 @@ def train(parts: Federation, given: Arrays | None, use: str, times: int, rounds:
         return classifier(AUTO, arrays)
 
     model = fresh
-    if given is not None and use in ("warm start", "both"):
-        model = Copies(fit(AUTO, given, WARM, seed).model)
-    if given is not None and use in ("shared", "both"):
-        parts = with_shared_set(parts, given, times)
-    done = run(
+    if synthetic_set is not None and use in ("warm start", "both"):
+        model = Copies(fit(AUTO, synthetic_set, WARM, seed).model)
+    if synthetic_set is not None and use in ("shared", "both"):
+        parts = with_shared_set(parts, synthetic_set, times)
+    result = run(
         Experiment(
             methods.fedavg(),
             parts,
@@ -82,27 +84,27 @@ def train(parts: Federation, given: Arrays | None, use: str, times: int, rounds:
             device="cpu",
         )
     )
-    looks = [record for record in done.history if record.get("global/accuracy") is not None]
+    looks = [record for record in result.history if record.get("global/accuracy") is not None]
     return {
         "round": [record["round"] for record in looks],
         "accuracy": [reporting.rounded(record["global/accuracy"]) for record in looks],
         "clients": [reporting.rounded(record["clients/accuracy/mean"]) for record in looks],
         "worst": [reporting.rounded(record["clients/accuracy/worst10"]) for record in looks],
-        "seconds": round(done.summary["seconds"], 1),
-        "left_out": reporting.excluded_share(done.history),
+        "seconds": round(result.summary["seconds"], 1),
+        "left_out": reporting.excluded_share(result.history),
     }
 
 
-def given_sets(arguments: argparse.Namespace, seed: int, parts: Federation, spc: int) -> dict[str, Arrays]:
+def available_sets(arguments: argparse.Namespace, seed: int, parts: Federation, spc: int) -> dict[str, Arrays]:
     """The available sets, by the name of their method, and as many real images."""
     data = next(iter(table_4_2.SCALES[arguments.scale].sides))
     folder = arguments.runs / arguments.scale / f"{data}-10-{ALPHA:g}"
-    found = {}
+    sets = {}
     for name in table_4_2.METHODS:
         path = folder / f"{name.lower().replace(', ', '-')}-{seed}" / "synthetic.npz"
         if path.is_file():
-            found[name] = read_generated(path).arrays
-    return found | {common.REAL: real(parts, spc)}
+            sets[name] = read_generated(path).arrays
+    return sets | {common.REAL: real(parts, spc)}
 
 
 def do(arguments: argparse.Namespace) -> None:
@@ -120,19 +122,21 @@ def _run(arguments: argparse.Namespace, path: Path) -> None:
     data = table_4_2.source(*next(iter(scale.sides.items())))
     for seed in arguments.seeds:
         parts = table_4_2.federation(data, 10, ALPHA, seed)
-        given = given_sets(arguments, seed, parts, scale.spc)
-        cells = [("nothing", "", None), *((name, use, given[name]) for name in given for use in USES)]
+        sets = available_sets(arguments, seed, parts, scale.spc)
+        cells = [("nothing", "", None), *((name, use, sets[name]) for name in sets for use in USES)]
         for name, use, arrays in cells:
             results = reporting.read(path) or {"notes": [], "runs": {}}
             label = f"{name}, {use}" if use else name
             if str(seed) in results["runs"].get(label, {}):
                 continue
-            found = train(parts, arrays, use, TIMES[arguments.scale], arguments.rounds, seed)
-            results["runs"].setdefault(label, {})[str(seed)] = found
+            figures = train(parts, arrays, use, TIMES[arguments.scale], arguments.rounds, seed)
+            results["runs"].setdefault(label, {})[str(seed)] = figures
             results |= {"command": arguments.command, "machine": reporting.machine(), "rounds": arguments.rounds}
             results["data"] = common.NAMES[next(iter(scale.sides))]
             reporting.write(path, results)
-            print(f"seed {seed}, {label}: {100 * found['accuracy'][-1]:.1f} % ({found['seconds']:.0f} s)", flush=True)
+            print(
+                f"seed {seed}, {label}: {100 * figures['accuracy'][-1]:.1f} % ({figures['seconds']:.0f} s)", flush=True
+            )
             report(path)
 
 

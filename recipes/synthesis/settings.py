@@ -22,7 +22,7 @@ class Setup:
     settings: Mapping[str, Any] = field(default_factory=dict)
     layers: Mapping[str, Any] = field(default_factory=dict)
 
-    def made(self, spc: int, numbers: int) -> Method:
+    def make_method(self, spc: int, numbers: int) -> Method:
         """The method; FedEvg is told the number of images of a class; the others can draw any number in the end.
 
         The setting ``D`` is the count of ``numbers`` of an image.

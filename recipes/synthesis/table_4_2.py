@@ -61,8 +61,8 @@ def source(name: str, side: int) -> Source:
     settings = {"size": 64} if name in ("dermamnist", "organcmnist") and side == 64 else {}
     if "normalise" in sources[name].parameters:
         settings["normalise"] = False
-    found = sources.make(name, **settings)
-    return replace(found, train=sized(found.train, side), test=sized(found.test, side))
+    data = sources.make(name, **settings)
+    return replace(data, train=sized(data.train, side), test=sized(data.test, side))
 
 
 def sized(arrays: Arrays, side: int) -> Arrays:
@@ -83,7 +83,7 @@ def experiment(name: str, scale: Scale, parts: Federation, seed: int) -> Experim
     setup, arrays = scale.setups[name], parts.train.arrays
     rounds = equal_rounds(name, scale, arrays) if scale.stops else scale.rounds
     return Experiment(
-        replace(setup.made(scale.spc, arrays.x[0].numel()), name=folder(name)),
+        replace(setup.make_method(scale.spc, arrays.x[0].numel()), name=folder(name)),
         parts,
         lambda: network(setup, arrays),
         rounds=rounds,
@@ -101,7 +101,7 @@ def network(setup: Setup, arrays: Arrays) -> nn.Module:
 
 
 def folder(name: str) -> str:
-    """The name of a row as that of a folder.
+    """The name of a row's folder.
 
     >>> folder("FedEvg, apart")
     'fedevg-apart'
@@ -109,7 +109,7 @@ def folder(name: str) -> str:
     return name.lower().replace(", ", "-").replace(" = ", "-").replace("β", "beta")
 
 
-def sent(name: str, scale: Scale, arrays: Arrays) -> int:
+def numbers_sent(name: str, scale: Scale, arrays: Arrays) -> int:
     """Numbers that a client sends and receives in a round."""
     setup = scale.setups[name]
     if setup.method.startswith("fedevg"):
@@ -120,11 +120,11 @@ def sent(name: str, scale: Scale, arrays: Arrays) -> int:
 
 def equal_rounds(name: str, scale: Scale, arrays: Arrays) -> int:
     """The rounds in which a method sends no more than FedEvg in all of its rounds; at most all."""
-    budget = scale.rounds * sent("FedEvg", scale, arrays)
-    return max(min(budget // sent(name, scale, arrays), scale.rounds), 1)
+    budget = scale.rounds * numbers_sent("FedEvg", scale, arrays)
+    return max(min(budget // numbers_sent(name, scale, arrays), scale.rounds), 1)
 
 
-def measured(record: dict[str, Any]) -> dict[str, Any]:
+def evaluation_in_round(record: dict[str, Any]) -> dict[str, Any]:
     """The evaluation of the set in a round."""
     numbers = {
         key.removeprefix("synthetic/"): reporting.rounded(v)
@@ -139,21 +139,25 @@ def work(name: str, scale: Scale, parts: Federation, seed: int, place: Path, cac
     many = equal_rounds(name, scale, parts.train.arrays)
     judging = replace(scale.judging, every=many, per_class=scale.spc)
     resume = (place / "config.yaml").is_file()
-    made = synthesize(experiment(name, scale, parts, seed), place, judging, cache=cache, resume=resume)
-    looks = {record["round"]: measured(record) for record in made.result.history if "synthetic/fid" in record}
-    last = {"round": made.result.history[-1]["round"], "sent": made.result.history[-1]["comm/params"]}
-    last |= {key.removeprefix("synthetic/"): reporting.rounded(value) for key, value in made.evaluation.numbers.items()}
+    synthesis = synthesize(experiment(name, scale, parts, seed), place, judging, cache=cache, resume=resume)
+    looks = {
+        record["round"]: evaluation_in_round(record) for record in synthesis.result.history if "synthetic/fid" in record
+    }
+    last = {"round": synthesis.result.history[-1]["round"], "sent": synthesis.result.history[-1]["comm/params"]}
+    last |= {
+        key.removeprefix("synthetic/"): reporting.rounded(value) for key, value in synthesis.evaluation.numbers.items()
+    }
     return {
         "final": last,
         "equal": looks.get(many, last),
         "steps": scale.setups[name].local.steps or "an epoch",
-        "parameters": sent(name, scale, parts.train.arrays),
-        "seconds": round(sum(record["seconds"] for record in made.result.history), 1),
-        "failures": len(made.result.failures),
-        "left_out": reporting.excluded_share(made.result.history),
-        "features": made.evaluation.details["features"],
-        "features_accuracy": reporting.rounded(made.evaluation.details["features_accuracy"]),
-        "classifier": made.evaluation.details["classifier"],
+        "parameters": numbers_sent(name, scale, parts.train.arrays),
+        "seconds": round(sum(record["seconds"] for record in synthesis.result.history), 1),
+        "failures": len(synthesis.result.failures),
+        "left_out": reporting.excluded_share(synthesis.result.history),
+        "features": synthesis.evaluation.details["features"],
+        "features_accuracy": reporting.rounded(synthesis.evaluation.details["features_accuracy"]),
+        "classifier": synthesis.evaluation.details["classifier"],
     }
 
 
@@ -162,8 +166,8 @@ def reference(judge: SyntheticEvaluator, spc: int) -> dict[str, Any]:
     arrays, draws = judge.training_samples, stream(0, "reference")
     y = arrays.y.cpu().numpy()
     rows = [draws.permutation((y == label).nonzero()[0])[:spc] for label in range(arrays.classes)]
-    found = judge.evaluate(arrays.take(torch.cat([torch.from_numpy(part) for part in rows])))
-    return {key.removeprefix("synthetic/"): reporting.rounded(value) for key, value in found.numbers.items()}
+    scores = judge.evaluate(arrays.take(torch.cat([torch.from_numpy(part) for part in rows])))
+    return {key.removeprefix("synthetic/"): reporting.rounded(value) for key, value in scores.numbers.items()}
 
 
 def do(arguments: argparse.Namespace, say: Callable[[str], None] = print) -> None:
@@ -214,19 +218,19 @@ def _cell(
         if str(seed) in cell["runs"].get(name, {}):
             continue
         place = home / f"{folder(name)}-{seed}"
-        found = work(name, scale, parts, seed, place, cache)
+        run_results = work(name, scale, parts, seed, place, cache)
         if str(seed) not in cell["real"]:
             judge = SyntheticEvaluator(parts, replace(scale.judging, per_class=scale.spc), seed, cache)
             cell["real"][str(seed)] = reference(judge, scale.spc)
-        cell["runs"].setdefault(name, {})[str(seed)] = found
+        cell["runs"].setdefault(name, {})[str(seed)] = run_results
         facts = {"rounds": scale.rounds, "spc": scale.spc, "stops": scale.stops}
         results |= {"command": arguments.command, "machine": reporting.machine(), **facts}
         reporting.write(path, results)
-        shown = found["final"]
+        final = run_results["final"]
         say(
-            f"{key}, seed {seed}, {name}: clients {100 * shown['clients/accuracy/mean']:.1f} %, "
-            f"FID {shown['fid']:.1f}, recognised {100 * shown['recognised']:.0f} %, "
-            f"diversity {shown['diversity']:.2f} ({found['seconds']:.0f} s)"
+            f"{key}, seed {seed}, {name}: clients {100 * final['clients/accuracy/mean']:.1f} %, "
+            f"FID {final['fid']:.1f}, recognised {100 * final['recognised']:.0f} %, "
+            f"diversity {final['diversity']:.2f} ({run_results['seconds']:.0f} s)"
         )
         common.report(path, METHODS + VARIANTS)
 

@@ -114,26 +114,26 @@ def do(arguments: argparse.Namespace) -> None:
                     key = f"{data} {alpha:g}"
                     if key in cell:
                         continue
-                    chosen = replace(scale, setups={**scale.setups, name: setup}, stops=True)
-                    experiment = table_4_2.experiment(name, chosen, parts, SEED)
+                    trial_scale = replace(scale, setups={**scale.setups, name: setup}, stops=True)
+                    experiment = table_4_2.experiment(name, trial_scale, parts, SEED)
                     judging, cache = replace(scale.judging, per_class=scale.spc), arguments.runs / arguments.scale
-                    made = synthesize(experiment, judge=judging, cache=cache / "judge")
+                    synthesis = synthesize(experiment, judge=judging, cache=cache / "judge")
                     numbers = {
                         k.removeprefix("synthetic/"): reporting.rounded(v) or 0.0
-                        for k, v in made.evaluation.numbers.items()
+                        for k, v in synthesis.evaluation.numbers.items()
                     }
-                    kept = (CHOSEN_BY, "accuracy", "fid", "recognised", "diversity")
-                    cell[key] = {"rounds": experiment.rounds, **{k: numbers[k] for k in kept}}
+                    stored_keys = (CHOSEN_BY, "accuracy", "fid", "recognised", "diversity")
+                    cell[key] = {"rounds": experiment.rounds, **{k: numbers[k] for k in stored_keys}}
                     reporting.write(path, results | {"machine": reporting.machine(), "command": arguments.command})
-                    found = f"{100 * numbers[CHOSEN_BY]:.1f} % in {experiment.rounds} rounds"
-                    print(f"{key}, {name}, {label}: {found}", flush=True)
+                    summary = f"{100 * numbers[CHOSEN_BY]:.1f} % in {experiment.rounds} rounds"
+                    print(f"{key}, {name}, {label}: {summary}", flush=True)
                     report(path)
 
 
-def shown(run: dict[str, Any] | None, best: float) -> str:
+def format_cell(run: dict[str, Any] | None, best: float) -> str:
     """Accuracy and rounds; the best is bold.
 
-    >>> shown({CHOSEN_BY: 0.5, "rounds": 21}, 0.5), shown(None, 0.5)
+    >>> format_cell({CHOSEN_BY: 0.5, "rounds": 21}, 0.5), format_cell(None, 0.5)
     ('**50.0** (21)', '-')
     """
     if run is None:
@@ -152,7 +152,7 @@ def report(path: Path) -> None:
     for name, grid in results["runs"].items():
         best = {key: max((cell[key][CHOSEN_BY] for cell in grid.values() if key in cell), default=0) for key in keys}
         for label, cell in grid.items():
-            rows.append([name, label, *(shown(cell.get(key), best[key]) for key in keys)])
+            rows.append([name, label, *(format_cell(cell.get(key), best[key]) for key in keys)])
     lines = [f"# Settings tried for the methods that generate synthetic sets, {path.stem.removeprefix('tuning_')}", ""]
     lines += [
         "Accuracy in percent of a classifier trained on the set, mean over the clients' own test images, at equal"

@@ -88,10 +88,10 @@ METHODS = {
 @cache
 def source(rows: int) -> Source:
     """The first images."""
-    whole = sources.make(DATA)
+    images = sources.make(DATA)
     train, test = (arrays.take(torch.arange(min(count, len(arrays)))) for arrays, count in
-                   ((whole.train, rows), (whole.test, TESTED)))  # fmt: skip
-    return replace(whole, train=train, test=test, groups=None, groups_test=None, group_names=())
+                   ((images.train, rows), (images.test, TESTED)))  # fmt: skip
+    return replace(images, train=train, test=test, groups=None, groups_test=None, group_names=())
 
 
 def federation(split: str, seed: int) -> Federation:
@@ -118,7 +118,7 @@ def trial(method: Method, dealt: Federation, local: Local, rounds: int, evaluati
     last, target = result.history[-1], evaluation.target
     assert target is not None
     hit = last[evaluation.metric] >= target
-    found = {
+    figures = {
         "rounds": last["round"] if hit else None,
         "megabytes": reporting.rounded(last["comm/bytes"] / 1e6) if hit else None,
         "end": last["round"],
@@ -127,9 +127,9 @@ def trial(method: Method, dealt: Federation, local: Local, rounds: int, evaluati
     }
     for name, key in (("mean model", "global/accuracy"), ("worst", "clients/accuracy/worst"),
                       ("distance", "consensus/distance")):  # fmt: skip
-        found |= {name: reporting.rounded(last[key])} if key in last else {}
+        figures |= {name: reporting.rounded(last[key])} if key in last else {}
     gap = result.summary["topology"]["spectral_gap"]
-    return found | ({} if gap is None else {"gap": reporting.rounded(gap)})
+    return figures | ({} if gap is None else {"gap": reporting.rounded(gap)})
 
 
 def on_graph(name: str, split: str, graph: str, rate: float, seed: int) -> dict[str, Any]:
@@ -141,8 +141,8 @@ def on_graph(name: str, split: str, graph: str, rate: float, seed: int) -> dict[
         stop_at_target=True,
     )  # fmt: skip
     local = Local(lr=rate, **method.local)
-    made = replace(methods.make(method.method), topology=placed)
-    return trial(made, federation(split, seed), local, method.rounds, evaluation, seed)
+    composition = replace(methods.make(method.method), topology=placed)
+    return trial(composition, federation(split, seed), local, method.rounds, evaluation, seed)
 
 
 def at_edges(members: str, every: int, rate: float, seed: int) -> dict[str, Any]:
@@ -198,11 +198,11 @@ def collect_edges(stored: reporting.ResultsFile, seeds: Sequence[int]) -> None:
                 stored.save()
 
 
-def shown(runs: Mapping[str, Any], key: str, digits: int = 0) -> str:
+def format_cell(runs: Mapping[str, Any], key: str, digits: int = 0) -> str:
     """Mean and standard error of a figure at the target, or how many seeds did not reach it."""
-    known = [run[key] for run in runs.values() if run[key] is not None]
-    late = len(runs) - len(known)
-    return mean_error(known, 1, digits) + (f" ({late} of {len(runs)} not)" if late else "")
+    values = [run[key] for run in runs.values() if run[key] is not None]
+    late = len(runs) - len(values)
+    return mean_error(values, 1, digits) + (f" ({late} of {len(runs)} not)" if late else "")
 
 
 def tables(results: dict[str, Any]) -> str:
@@ -218,8 +218,8 @@ def tables(results: dict[str, Any]) -> str:
         for split, graphs in splits.items():
             rows = [
                 [
-                    graph, f"{fmean(run['gap'] for run in runs.values()):.2g}", shown(runs, "rounds"),
-                    shown(runs, "megabytes"), mean_error([run["worst"] for run in runs.values()], 100),
+                    graph, f"{fmean(run['gap'] for run in runs.values()):.2g}", format_cell(runs, "rounds"),
+                    format_cell(runs, "megabytes"), mean_error([run["worst"] for run in runs.values()], 100),
                     mean_error([run["mean model"] for run in runs.values()], 100),
                     f"{fmean(run['distance'] for run in runs.values()):.2g}",
                 ]
@@ -239,7 +239,7 @@ def tables(results: dict[str, Any]) -> str:
             text += [reporting.table(header, rows)]
     if edges := results.get("edges"):
         rows = [
-            [members, every, shown(runs, "rounds"), shown(runs, "megabytes"),
+            [members, every, format_cell(runs, "rounds"), format_cell(runs, "megabytes"),
              mean_error([run["best"] for run in runs.values()], 100)]
             for members, by_every in edges.items() for every, runs in by_every.items()
         ]  # fmt: skip
@@ -247,8 +247,8 @@ def tables(results: dict[str, Any]) -> str:
         text += ["", f"## {EDGES} edge servers, {EDGE_CLIENTS} clients, rate {results['chosen']['edges']:g}", ""]
         text += [reporting.table(["clients of an edge", "κ", f"rounds to {at}", f"MB to {at}", "best, %"], rows)]
     text += ["", f"`{results['command']}`. {results['machine']}."]
-    counted = {key: results.get(key, {}) for key in ("cells", "edges")}
-    return "\n".join([*text, *reporting.notes(counted | {"notes": results.get("notes", [])})]) + "\n"
+    reported = {key: results.get(key, {}) for key in ("cells", "edges")}
+    return "\n".join([*text, *reporting.notes(reported | {"notes": results.get("notes", [])})]) + "\n"
 
 
 def picture(results: dict[str, Any], path: Path) -> None:
@@ -262,11 +262,11 @@ def picture(results: dict[str, Any], path: Path) -> None:
             for axis, key, last in zip(axes, ("rounds", "megabytes"), ("end", None), strict=True):
                 points = []
                 for graph, runs in graphs.items():
-                    known = [run[key] for run in runs.values() if run[key] is not None]
+                    values = [run[key] for run in runs.values() if run[key] is not None]
                     late = [run[last] for run in runs.values() if run[key] is None] if last else []
-                    if known or late:
+                    if values or late:
                         gap = fmean(run["gap"] for run in runs.values())
-                        points.append((gap, fmean([*known, *late]), len(known) == len(runs), graph))
+                        points.append((gap, fmean([*values, *late]), len(values) == len(runs), graph))
                 points.sort()
                 axis.plot([p[0] for p in points], [p[1] for p in points], color=colour, lw=1,
                           label=f"{name}, {SPLITS[split][0]}")  # fmt: skip

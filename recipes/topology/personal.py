@@ -103,7 +103,8 @@ def rates(method: str, *lrs: float) -> tuple[Setup, ...]:
 def choices(method: str, **values: Sequence[float]) -> tuple[Setup, ...]:
     """A method with several values of a setting, or of several that change together."""
     return tuple(
-        Setup(method, settings=dict(zip(values, each, strict=True))) for each in zip(*values.values(), strict=True)
+        Setup(method, settings=dict(zip(values, combination, strict=True)))
+        for combination in zip(*values.values(), strict=True)
     )
 
 
@@ -127,10 +128,10 @@ METHODS: dict[str, tuple[Setup, ...]] = {
 @cache
 def source(data: str) -> Source:
     """The first images."""
-    setting, whole = DATA[data], sources.make(data)
+    setting, images = DATA[data], sources.make(data)
     train, test = (arrays.take(torch.arange(min(count, len(arrays)))) for arrays, count in
-                   ((whole.train, setting.rows), (whole.test, setting.tested)))  # fmt: skip
-    return replace(whole, train=train, test=test, groups=None, groups_test=None, group_names=())
+                   ((images.train, setting.rows), (images.test, setting.tested)))  # fmt: skip
+    return replace(images, train=train, test=test, groups=None, groups_test=None, group_names=())
 
 
 @cache
@@ -161,17 +162,17 @@ def experiment(data: str, split: str, setup: Setup, seed: int) -> Experiment:
 
 def trial(data: str, split: str, setup: Setup, seed: int) -> dict[str, Any]:
     """Mean and worst tenth over clients after the last round, the curve of the mean, and what the run cost."""
-    began = reporting.cpu_seconds()
+    start = reporting.cpu_seconds()
     history = run(experiment(data, split, setup, seed)).history
-    spent = reporting.cpu_seconds() - began
-    measured = [record for record in history if "clients/accuracy/mean" in record]
+    seconds = reporting.cpu_seconds() - start
+    evaluations = [record for record in history if "clients/accuracy/mean" in record]
     return {
-        "mean": reporting.rounded(measured[-1]["clients/accuracy/mean"]),
-        "worst10": reporting.rounded(measured[-1]["clients/accuracy/worst10"]),
-        "curve": [reporting.rounded(record["clients/accuracy/mean"]) for record in measured],
+        "mean": reporting.rounded(evaluations[-1]["clients/accuracy/mean"]),
+        "worst10": reporting.rounded(evaluations[-1]["clients/accuracy/worst10"]),
+        "curve": [reporting.rounded(record["clients/accuracy/mean"]) for record in evaluations],
         "rounds": len(history),
         "megabytes": reporting.rounded(history[-1]["comm/bytes"] / 1e6),
-        "seconds": round(spent, 2),
+        "seconds": round(seconds, 2),
         "left_out": reporting.excluded_share(history),
     }
 
@@ -215,10 +216,12 @@ def tables(results: dict[str, Any], setting: Setting) -> str:
         "core, a round, evaluations included. Settings were chosen on seed 0, in half as many rounds."
     ]
     for split, cells in results["cells"].items():
-        base = {seed: one["mean"] for seed, one in cells.get(BASE, {}).items()}
+        base = {seed: run["mean"] for seed, run in cells.get(BASE, {}).items()}
         rows = []
-        for method, runs in sorted(cells.items(), key=lambda item: -fmean(one["mean"] for one in item[1].values())):
-            mean = {seed: one["mean"] for seed, one in runs.items()}
+        for method, runs in sorted(
+            cells.items(), key=lambda item: -fmean(figures["mean"] for figures in item[1].values())
+        ):
+            mean = {seed: run["mean"] for seed, run in runs.items()}
             rows.append([
                 method, results["chosen"][split][method], mean_error(mean.values(), 100, 2),
                 "" if method == BASE else gained(mean, base, 100, 2),

@@ -132,15 +132,15 @@ def test_published_figures_stand_beside_ours(tables: Any) -> None:
 
 def test_rows_beside_the_main_ones(tables: Any) -> None:
     scale = tables.SCALES["digits"]
-    (term,) = scale.setups["FedCVAE, β = D"].made(10, 64).objective
+    (term,) = scale.setups["FedCVAE, β = D"].make_method(10, 64).objective
     assert term.beta == scale.sides["digits"] ** 2
     gan = scale.setups["FedCGAN, ACGAN"]
-    assert (gan.network, gan.made(10, 64).objective[0].auxiliary) == ("acgan", "random")
+    assert (gan.network, gan.make_method(10, 64).objective[0].auxiliary) == ("acgan", "random")
     full = tables.SCALES["full"].setups
     assert set(tables.METHODS + tables.VARIANTS) == set(full)
     published = [full[name].local for name in ("FedCGAN, ACGAN", "FedCVAE, β = D", "FedEvg")]
     assert [(one.epochs, one.batch_size, one.beta1, one.decay_every) for one in published] == [(1, 64, 0.5, 50)] * 3
-    method = scale.setups["FedEvg, kept, apart"].made(10, 64)
+    method = scale.setups["FedEvg, kept, apart"].make_method(10, 64)
     energy = method.objective[-1]
     assert (energy.weights, energy.per_class) == ("raw", 10)
     assert energy.repulsion > 0
@@ -151,8 +151,8 @@ def test_rows_beside_the_main_ones(tables: Any) -> None:
 def test_equal_communication_counts_numbers_both_ways(tables: Any) -> None:
     scale = tables.SCALES["reduced"]
     arrays = Arrays(torch.zeros(1, 1, 28, 28), torch.zeros(1, dtype=torch.int64), classes=10)
-    assert tables.sent("FedEvg", scale, arrays) == 2 * 60 * 785
-    size = tables.sent("FedCVAE", scale, arrays)
+    assert tables.numbers_sent("FedEvg", scale, arrays) == 2 * 60 * 785
+    size = tables.numbers_sent("FedCVAE", scale, arrays)
     assert tables.equal_rounds("FedCVAE", scale, arrays) == max(min(2 * 2 * 60 * 785 // size, 2), 1)
     assert tables.equal_rounds("FedEvg", scale, arrays) == 2
     parts = tables.federation(tables.source("digits", 8), 2, 1.0, 1)
