@@ -54,7 +54,7 @@ class MLflow(Tracker):
             if mlflow.get_experiment_by_name(experiment) is None:
                 mlflow.create_experiment(experiment, artifact_location=home)
             runs = mlflow.search_runs(experiment_names=[experiment], output_format="list")
-            places = {one.info.artifact_uri.removesuffix(f"/{one.info.run_id}/artifacts") for one in runs}
+            places = {run.info.artifact_uri.removesuffix(f"/{run.info.run_id}/artifacts") for run in runs}
             places.add(mlflow.get_experiment_by_name(experiment).artifact_location)
             if away := places - {home}:  # of a stranger's run, or one that was moved
                 raise ConfigError(

@@ -164,6 +164,12 @@ WRONG = {
     "data that open a file": ({"settings": {"data": "npz", "data.path": "/etc/passwd"}}, "data=npz reads what its"),
     "a model that is downloaded": ({"settings": {"model": "distilbert"}}, "model=distilbert reads what its settings"),
     "a place of data": ({"settings": {"data": "mnist", "data.download": True}}, "data.download is not for a claim"),
+    "two settings under one key": (
+        {"settings": {"data": "mnist", "data.root=/x.y": 1}},
+        "'data.root=/x.y' is not a key; keys are words and dots.",
+    ),
+    "a sweep for a key": ({"settings": {"local.lr=1,x.y": 1}}, "'local.lr=1,x.y' is not a key"),
+    "a title that is a list": ({"title": ["x"]}, "title must be a text."),
     "a key that names a file": ({"settings": {"client_local": "x"}}, "client_local is not for a claim to set"),
     "a free text": ({"settings": {"partition": "iid", "partition.x": "notes"}}, "partition.x is 'notes', but a claim"),
     "a path for a name": ({"settings": {"method.topology": "../x"}}, "method.topology is '../x', but a claim sets"),

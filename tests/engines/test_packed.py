@@ -146,7 +146,7 @@ def without_answers(error: type[Exception]) -> Cluster:
 
 def test_an_answer_that_finds_no_room_is_not_asked_for_without_end() -> None:
     cluster, job = without_answers(FullError), RemoteJob([0], "fold", tuple)
-    ((given_up, _, answer),) = cluster.done(TaskQueue(deque([job])), 3)
+    ((given_up, _, answer),) = cluster.answers(TaskQueue(deque([job])), 3)
     assert given_up is job
     assert answer is None
     assert job.losses == 3

@@ -78,15 +78,15 @@ class Backdoor(Attack):
         if not arrays.x.is_floating_point() or self.size > arrays.x.shape[-1]:
             raise ConfigError(f"{title} cannot stamp {self.size} entries of inputs {list(arrays.x.shape[1:])}.")
         rows, end = [data.index[client] for client in range(len(data))], len(arrays)
-        chosen = [np.zeros(0, dtype=np.int64)]
+        sampled_rows = [np.zeros(0, dtype=np.int64)]
         for client in hostile:
             draw = rng.stream(seed, "stamped samples", client)
             at = np.sort(draw.choice(len(rows[client]), round(self.share * len(rows[client])), replace=False))
-            chosen.append(rows[client][at])
+            sampled_rows.append(rows[client][at])
             rows[client] = rows[client].copy()
             rows[client][at] = np.arange(end, end + len(at))
             end += len(at)
-        stamped = arrays.take(np.concatenate(chosen))
+        stamped = arrays.take(np.concatenate(sampled_rows))
         x = torch.cat([arrays.x, self.stamp(stamped)])
         y = torch.cat([arrays.y, torch.full_like(stamped.y, self.target)])
         return Split(replace(arrays, x=x, y=y), Index.of(rows))
@@ -106,8 +106,8 @@ class Backdoor(Attack):
         return self.scale * update
 
     def goal(self, test: Arrays) -> Arrays:
-        others = test.take(torch.nonzero(test.y != self.target)[:, 0])
-        return replace(others, x=self.stamp(others), y=torch.full_like(others.y, self.target))
+        samples = test.take(torch.nonzero(test.y != self.target)[:, 0])
+        return replace(samples, x=self.stamp(samples), y=torch.full_like(samples.y, self.target))
 
 
 @dataclass(frozen=True)

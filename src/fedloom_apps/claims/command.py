@@ -18,7 +18,7 @@ from fedloom.base.settings import flatten
 from fedloom.cli.verify import line_about, problem, runs_and_rounds
 from fedloom.experiment.console import duration, ignoring_lost_output, make_console, plural, print_raw, relpath
 from fedloom.experiment.rundir import RunDirectory
-from fedloom_apps.claims.register import ClaimFile, fit, looked_at, merged, of_run, open_work, read_claims, store
+from fedloom_apps.claims.register import ClaimFile, count_look, fit, merged, of_run, open_work, read_claims, store
 from fedloom_apps.claims.rule import difference
 
 ACTIONS = ("list", "next", "check")
@@ -41,22 +41,22 @@ def command(arguments: argparse.Namespace) -> int:
     files = read_claims(place)
     if action == "check":
         return check(words, files, arguments)
-    known = {file.name: file for file in files}
+    files_by_name = {file.name: file for file in files}
     for word in words:
-        one_of("there is no claim file", word, known)
-    chosen = [known[word] for word in words] or files
-    show = listed if action == "list" else partial(following, modules=arguments.imports)
+        one_of("there is no claim file", word, files_by_name)
+    selection = [files_by_name[word] for word in words] or files
+    show = describe_files if action == "list" else partial(next_commands, modules=arguments.imports)
     console = make_console()
-    for line in show(chosen, bool(words)):
+    for line in show(selection, bool(words)):
         print_raw(console, line)
     return OK
 
 
-def listed(files: Sequence[ClaimFile], named: bool) -> Iterator[str]:
+def describe_files(files: Sequence[ClaimFile], is_selection: bool) -> Iterator[str]:
     """Every file, with its claims and their verdicts by the stored results, or with how many have which verdict."""
     for file in files:
         title = f"{file.name}: {file.title}"
-        if named:
+        if is_selection:
             _ = file.complete  # refuses what `fedloom run` would; of all files that takes seconds
             yield title + (f"; differs: {file.differs}" if file.differs else "")
             yield from verdicts(file, file.results())
@@ -68,26 +68,26 @@ def listed(files: Sequence[ClaimFile], named: bool) -> Iterator[str]:
 def verdicts(file: ClaimFile, results: Mapping[str, Any]) -> Iterator[str]:
     """The claims of a file and what results say about them."""
     for claim, judged in file.judged(results):
-        shown = NOT_RUN
+        text = NOT_RUN
         if judged is not None:
             seeds = plural(int(judged.gain["seeds"]), "seed")
-            shown = f"{judged.verdict} ({judged.ours} : {judged.other}, {seeds}, gain "
-            shown += f"{difference(judged.gain, claim.digits)}: {judged.reason})"
-        yield f"  {claim.table}: {claim.says} (published {claim.published}): {shown}"
+            text = f"{judged.verdict} ({judged.ours} : {judged.other}, {seeds}, gain "
+            text += f"{difference(judged.gain, claim.digits)}: {judged.reason})"
+        yield f"  {claim.table}: {claim.says} (published {claim.published}): {text}"
 
 
-def following(files: Sequence[ClaimFile], named: bool, modules: Sequence[str]) -> Iterator[str]:
+def next_commands(files: Sequence[ClaimFile], is_selection: bool, modules: Sequence[str]) -> Iterator[str]:
     """The files with open claims, the most promising first, with the commands that bring a verdict nearer."""
-    ahead, imports = open_work(files), "".join(f" --import {module}" for module in modules)
-    for one in ahead if named else ahead[:FIRST]:
-        yield f"{one.file.name}: about {duration(60 * one.minutes)} of one core"
-        for work in one.works:
+    open_files, imports = open_work(files), "".join(f" --import {module}" for module in modules)
+    for entry in open_files if is_selection else open_files[:FIRST]:
+        yield f"{entry.file.name}: about {duration(60 * entry.minutes)} of one core"
+        for work in entry.works:
             folder = re.sub(r"[^\w-]", "_", work.run)  # a comma would be a sweep
             seeds = ",".join(map(str, work.seeds))
-            words = [*one.file.words(work.run), f"seed={seeds}", f"out=runs/claims/{one.file.name}/{folder}"]
+            words = [*entry.file.words(work.run), f"seed={seeds}", f"out=runs/claims/{entry.file.name}/{folder}"]
             yield f"  fedloom run -m {' '.join(map(shlex.quote, words))}{imports}"
-        yield f"  fedloom claim check runs/claims/{one.file.name} --store{imports}"
-    if not named and (rest := [one.file.name for one in ahead[FIRST:]]):
+        yield f"  fedloom claim check runs/claims/{entry.file.name} --store{imports}"
+    if not is_selection and (rest := [entry.file.name for entry in open_files[FIRST:]]):
         yield f"then: {', '.join(rest)}"
 
 
@@ -102,7 +102,7 @@ def check(words: Sequence[str], files: Sequence[ClaimFile], arguments: argparse.
     """Which directories are evidence, and the verdicts that follow from them and the stored results."""
     runs, rounds = runs_and_rounds("claim check", words, arguments.replay or str(ROUNDS))
     results: dict[str, Any] = {}
-    code, known, console = OK, {file.name: file for file in files}, make_console()
+    code, files_by_name, console = OK, {file.name: file for file in files}, make_console()
     for run in runs:
         directory = RunDirectory(run)
         try:
@@ -123,13 +123,13 @@ def check(words: Sequence[str], files: Sequence[ClaimFile], arguments: argparse.
         with ignoring_lost_output(console):
             print_raw(console, line_about(run, message))
     for name, added in results.items():
-        stored = looked_at(known[name], added, known[name].results())
+        stored = count_look(files_by_name[name], added, files_by_name[name].results())
         if arguments.store:
-            store(known[name], stored)
+            store(files_by_name[name], stored)
         with ignoring_lost_output(console):
-            print_raw(console, f"{name}: {known[name].title}")
-            for line in verdicts(known[name], stored):
+            print_raw(console, f"{name}: {files_by_name[name].title}")
+            for line in verdicts(files_by_name[name], stored):
                 print_raw(console, line)
             if arguments.store:
-                print_raw(console, f"stored: {relpath(known[name].stored)}")
+                print_raw(console, f"stored: {relpath(files_by_name[name].stored)}")
     return code

@@ -105,23 +105,23 @@ class Published(Figure):
         """Whether the smaller figure is the better one."""
         return self.target is not None or direction(self.metric) == "min"
 
-    def of(self, one: str, other: str, case: str, figures: Mapping[str, Any]) -> Published | None:
+    def of(self, run: str, other: str, case: str, figures: Mapping[str, Any]) -> Published | None:
         """What the figures of two runs in a case say; None if they are equal or one is lacking."""
-        if one == other or not {one, other} <= figures.keys():
+        if run == other or not {run, other} <= figures.keys():
             return None
-        pair, published, says = [figures[one], figures[other]], "-", self.says.replace("{case}", case, 1)
+        pair, published, says = [figures[run], figures[other]], "-", self.says.replace("{case}", case, 1)
         if None not in pair:
-            ours, others = (float(str(figure).rstrip("+")) for figure in pair)
-            if self.target is None and in_percent(self.metric) and max(ours, others) > self.unit == 1:
+            value, other_value = (float(str(figure).rstrip("+")) for figure in pair)
+            if self.target is None and in_percent(self.metric) and max(value, other_value) > self.unit == 1:
                 raise ConfigError(f"figures of {self.metric} above 1 are in percent, and need unit: 100.")
-            if ours == others:
+            if value == other_value:
                 return None
-            if (ours < others) != self.lower:
-                one, other, pair = other, one, pair[::-1]
+            if (value < other_value) != self.lower:
+                run, other, pair = other, run, pair[::-1]
             published = " : ".join(text if isinstance(text, str) else f"{text:.{self.digits}f}" for text in pair)
         if self.target is not None:
             says = says.replace("{target}", f"{100 * self.target:.1f} %", 1)
-        return replace(self, says=says, ours=in_case(one, case), other=in_case(other, case), published=published)
+        return replace(self, says=says, ours=in_case(run, case), other=in_case(other, case), published=published)
 
     def claim(self, differs: str, scripts: bool = False) -> Claim:
         """The claim that the rule judges, with how its runs differ from the publication."""
@@ -173,30 +173,30 @@ def _compared(about: dict[str, Any], runs: Collection[str], names: Collection[st
     """The pairs of a claim that holds no further ones."""
     if lacking := {"table", "says", "compare", "figures"} - about.keys():
         raise ConfigError(f"it lacks {', '.join(sorted(lacking))}.")
-    figures, given = _figures(about.pop("figures"), names), about.pop("compare")
-    compare = given if isinstance(given, Mapping) else {one: [] for one in map(str, each(given))}
-    compare = {one: [*map(str, each(others))] for one, others in compare.items()}
-    if len(named := [*compare, *chain(*compare.values())]) > ENTRIES:
+    figures, compare = _figures(about.pop("figures"), names), about.pop("compare")
+    pairings = compare if isinstance(compare, Mapping) else {run: [] for run in map(str, each(compare))}
+    rivals = {run: [*map(str, each(others))] for run, others in pairings.items()}
+    if len(compared_names := [*rivals, *chain(*rivals.values())]) > ENTRIES:
         raise ConfigError(f"it compares more than {ENTRIES} runs.")
-    for name in named:
+    for name in compared_names:
         if name not in runs and name not in names:
             raise ConfigError(f"it compares {name!r}; {nearest(str(name), runs)}")
     claim = Published(**about)
-    found = [
-        claim.of(one, other, case, row)
+    pairs = [
+        claim.of(run, other, case, row)
         for case, row in figures.items()
-        for one, others in compare.items()
-        for other in others or [run for run in row if run not in compare]
+        for run, run_rivals in rivals.items()
+        for other in run_rivals or [name for name in row if name not in rivals]
     ]
-    if not any(found):
+    if not any(pairs):
         raise ConfigError("no two runs that it compares have different figures.")
-    return found
+    return pairs
 
 
-def _figures(given: Any, names: Collection[str]) -> dict[str, Mapping[str, Any]]:
+def _figures(content: Any, names: Collection[str]) -> dict[str, Mapping[str, Any]]:
     """Published figures by case and run; the case is empty where they are by a run's whole name."""
-    by_case = isinstance(given, Mapping) and all(isinstance(row, Mapping) for row in given.values())
-    figures = {str(case): row for case, row in given.items()} if by_case else {"": given}
+    by_case = isinstance(content, Mapping) and all(isinstance(row, Mapping) for row in content.values())
+    figures = {str(case): row for case, row in content.items()} if by_case else {"": content}
     if not all(isinstance(row, Mapping) for row in figures.values()) or sum(map(len, figures.values())) > ENTRIES:
         raise ConfigError(f"figures must be a mapping of runs to at most {ENTRIES} figures, or one for each case.")
     for case, row in figures.items():

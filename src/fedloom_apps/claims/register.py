@@ -58,6 +58,8 @@ FREE = ("evaluation.what", "evaluation.metric", "evaluation.metrics", "augment",
         "model.norm")  # fmt: skip
 """Settings that are names without being annotated as a list of words; none of them is a file's."""
 NAME = re.compile(r"[A-Za-z0-9_]{1,40}(/[A-Za-z0-9_]{1,40}){0,4}")
+SETTING = re.compile(r"\w+(\.\w+)*", re.ASCII)
+"""A key alone: with ``=`` or a comma it would be other settings once it is typed."""
 OPENING = ("path", "network", "weights", "pretrained", "file", "repository")
 """Parameters of data sets and models that read what they name; those that have one cannot be in a claim."""
 ELSEWHERE = ("root", "download")
@@ -110,7 +112,7 @@ class ClaimFile:
     @property
     def metrics(self) -> list[str]:
         """The metrics that its claims measure."""
-        return sorted({one.metric for one in self.claims})
+        return sorted({claim.metric for claim in self.claims})
 
     @property
     def stored(self) -> Path:
@@ -139,9 +141,9 @@ class ClaimFile:
     def judged(self, results: Mapping[str, Any]) -> list[tuple[Claim, Evidence | None]]:
         """Its claims with the evidence of results; None where one of the runs is missing altogether."""
         pairs: list[tuple[Claim, Evidence | None]] = []
-        for one in self.claims:
-            claim = replace(one.claim(self.differs, self.scripts), looks=results.get("looks", 1))
-            is_run = all(results["runs"].get(name) for name in (one.ours, one.other))
+        for comparison in self.claims:
+            claim = replace(comparison.claim(self.differs, self.scripts), looks=results.get("looks", 1))
+            is_run = all(results["runs"].get(name) for name in (comparison.ours, comparison.other))
             pairs.append((claim, evidence(claim, results) if is_run else None))
         return pairs
 
@@ -159,8 +161,8 @@ def refusing(what: str, kind: type[FedLoomError]) -> Iterator[None]:
 
 def comparable(values: Mapping[str, Any]) -> dict[str, Any]:
     """Settings, flat, without those that say how a run is computed and how it was made."""
-    kept = {key: value for key, value in values.items() if key not in (*ANYHOW, *PROVENANCE)}
-    return flatten(kept)
+    settings = {key: value for key, value in values.items() if key not in (*ANYHOW, *PROVENANCE)}
+    return flatten(settings)
 
 
 def read_claims(place: Path) -> list[ClaimFile]:
@@ -180,7 +182,7 @@ def read_claim(path: Path) -> ClaimFile:
     with claim_file(path):
         if readable(path).is_file() and path.stat().st_size > SIZE:
             raise ConfigError(f"it has more than {SIZE:,} bytes.")
-        return _checked(path, read(path))
+        return _parse(path, read(path))
 
 
 @contextmanager
@@ -193,7 +195,7 @@ def claim_file(path: Path) -> Iterator[None]:
         raise ConfigError(f"{str(path)!r} is not a claim file: {error}") from error
 
 
-def _checked(path: Path, content: Mapping[str, Any]) -> ClaimFile:
+def _parse(path: Path, content: Mapping[str, Any]) -> ClaimFile:
     """A claim file from its content."""
     if not re.fullmatch(r"\w[\w.-]{0,99}", path.stem):
         raise ConfigError("its name is part of commands, and must consist of letters, digits and ._- alone.")
@@ -206,12 +208,15 @@ def _checked(path: Path, content: Mapping[str, Any]) -> ClaimFile:
             raise ConfigError(
                 f"a text has more than {LONG} characters, some not to be printed, or one of {' '.join(sorted(MARKS))}."
             )
+    for key in ("title", "differs", "note"):
+        if not isinstance(content.get(key) or "", str):
+            raise ConfigError(f"{key} must be a text.")
     settings, runs, cases, minutes = parts = [content.get(key, {"": {}}) for key in PARTS]
     for key, part in zip(PARTS, parts, strict=True):
         if not isinstance(part, Mapping) or not 0 < len(part) <= ENTRIES:
             raise ConfigError(f"{key} must be a mapping of 1 to {ENTRIES} entries.")
-        for name, own in part.items() if key in ("runs", "cases") else ():
-            if not isinstance(name, str) or not isinstance(own, Mapping):
+        for name, overrides in part.items() if key in ("runs", "cases") else ():
+            if not isinstance(name, str) or not isinstance(overrides, Mapping):
                 raise ConfigError(f"{key}.{name} must be a mapping of settings under a name.")
     names = {in_case(run, case): (run, case) for case in cases for run in runs}
     pairs = [*islice(comparisons(content["claims"], runs, names), PAIRS + 1)]
@@ -219,25 +224,27 @@ def _checked(path: Path, content: Mapping[str, Any]) -> ClaimFile:
     compared = {name for claim in claims for name in (claim.ours, claim.other)}
     if len(pairs) > PAIRS or len(compared) > ENTRIES:
         raise ConfigError(f"its claims compare more than {PAIRS:,} pairs of runs, or more than {ENTRIES} runs.")
-    made = {name: {**settings, **runs[run], **cases[case]} for name, (run, case) in names.items() if name in compared}
-    if idle := {*runs, *cases} - {part for name in made for part in names[name]}:
+    run_settings = {
+        name: {**settings, **runs[run], **cases[case]} for name, (run, case) in names.items() if name in compared
+    }
+    if idle := {*runs, *cases} - {part for name in run_settings for part in names[name]}:
         raise ConfigError(f"its claims never compare {min(idle)!r}.")
     for name in minutes:
-        one_of("minutes of a run", name, (*runs, *made))
-    takes = {name: minutes.get(name, minutes.get(names[name][0])) for name in made}
-    for name, own in made.items():
+        one_of("minutes of a run", name, (*runs, *run_settings))
+    takes = {name: minutes.get(name, minutes.get(names[name][0])) for name in run_settings}
+    for name, overrides in run_settings.items():
         if not re.fullmatch(r"[\w ,.+()∇=-]{1,40}", name):
             raise ConfigError(f"the run {name!r} needs a name of at most 40 letters, digits, spaces and ,.+()=-.")
-        if "method" not in own:
+        if "method" not in overrides:
             raise ConfigError(f"runs.{name} names no method.")
-        check_settings(own)
+        check_settings(overrides)
         if not isinstance(takes[name], int | float) or not 0 < takes[name] < 1e6:
             raise ConfigError(f"minutes.{name} must be the minutes that one seed of {name} takes.")
     if not isinstance(content.get("scripts", False), bool):
         raise ConfigError("scripts must be true or false.")
     return ClaimFile(
-        path.stem, content["title"], made, claims, takes, str(content.get("differs") or ""),
-        content.get("scripts", False), str(content.get("note") or ""), path,
+        path.stem, content["title"], run_settings, claims, takes, content.get("differs") or "",
+        content.get("scripts", False), content.get("note") or "", path,
     )  # fmt: skip
 
 
@@ -276,7 +283,9 @@ def check_settings(settings: Mapping[str, Any]) -> None:
         if set(OPENING) & section.registry[name].parameters.keys():
             raise ConfigError(f"{key}={name} reads what its settings name; claims have {key} of a known content.")
     for key, value in settings.items():
-        if not isinstance(key, str) or key.partition(".")[0] not in KEYS or key.rpartition(".")[2] in ELSEWHERE:
+        if not isinstance(key, str) or not SETTING.fullmatch(key):
+            raise ConfigError(f"{str(key)!r} is not a key; keys are words and dots.")
+        if key.partition(".")[0] not in KEYS or key.rpartition(".")[2] in ELSEWHERE:
             raise ConfigError(f"{key} is not for a claim to set; {nearest(str(key).partition('.')[0], KEYS, 'key')}")
         for item in each(value):
             if isinstance(item, str):
@@ -295,8 +304,8 @@ def _is_word(key: str, settings: Mapping[str, Any]) -> bool:
     if first == "method":
         slot, _, setting = rest.partition(".")
         if setting and slot in SLOTS:
-            named = settings.get(f"method.{slot}")
-            entries = [SLOTS[slot][name] for name in each(named) if name in SLOTS[slot]] if slot not in SEVERAL else []
+            choice = settings.get(f"method.{slot}")
+            entries = [SLOTS[slot][name] for name in each(choice) if name in SLOTS[slot]] if slot not in SEVERAL else []
             return any(_has_words(entry.parameters, setting) for entry in entries)
         return _has_words(METHOD.parameters(str(settings.get("method", "fedavg"))), rest)
     if isinstance(section, Record):
@@ -326,16 +335,21 @@ def fit(directory: RunDirectory, files: Sequence[ClaimFile]) -> Fit:
         CheckpointError: if it is no run of any claim; the sentence says from which one it differs least, and how.
     """
     stored = directory.config()
-    own, seed = comparable(stored), stored.get("seed")
+    settings, seed = comparable(stored), stored.get("seed")
     nearest_fit: tuple[int, str] | None = None
     for file in files:
-        for run, wanted in file.complete.items():
-            differing = [key for key in {**wanted, **own} if wanted.get(key, ...) != own.get(key, ...)]
-            if not differing and isinstance(seed, int):
+        for run, claim_settings in file.complete.items():
+            differing = [
+                key for key in {**claim_settings, **settings} if claim_settings.get(key, ...) != settings.get(key, ...)
+            ]
+            if not differing and type(seed) is int:  # not true, which is the run of seed 1
                 return Fit(file, run, str(seed))
             if nearest_fit is None or len(differing) < nearest_fit[0]:
-                shown = (f"{key} {bare(own.get(key, 'none'))} ≠ {bare(wanted.get(key, 'none'))}" for key in differing)
-                nearest_fit = len(differing), f"{file.name}, {run}: {'; '.join([*shown][:3])}"
+                differences = (
+                    f"{key} {bare(settings.get(key, 'none'))} ≠ {bare(claim_settings.get(key, 'none'))}"
+                    for key in differing
+                )
+                nearest_fit = len(differing), f"{file.name}, {run}: {'; '.join([*differences][:3])}"
     raise CheckpointError(f"fits no claim; it is nearest to {nearest_fit[1] if nearest_fit else 'none'}.")
 
 
@@ -347,7 +361,7 @@ def of_run(directory: RunDirectory, metrics: Sequence[str]) -> dict[str, Any]:
     """
     history, summary, config = directory.metrics(), directory.summary(), directory.config()
     with refusing("its records are not those of a run", CheckpointError):
-        curves = {metric: [_measured(record, metric) for record in history] for metric in metrics}
+        curves = {metric: [_metric_value(record, metric) for record in history] for metric in metrics}
         if lacking := [metric for metric, curve in curves.items() if all(value is None for value in curve)]:
             raise CheckpointError(f"records no {lacking[0]}, which its claim measures.")
         ends = config["evaluation"].get("stop_at_target") or config["evaluation"].get("patience")
@@ -367,7 +381,7 @@ def of_run(directory: RunDirectory, metrics: Sequence[str]) -> dict[str, Any]:
         }
 
 
-def _measured(record: Mapping[str, Any], metric: str) -> float | None:
+def _metric_value(record: Mapping[str, Any], metric: str) -> float | None:
     """A metric of a record to six significant digits, NaN where it is no number; None where it was not evaluated.
 
     Where clients have no λ to choose, as published is as deployed.
@@ -388,7 +402,7 @@ def merged(results: Mapping[str, Any], run: str, seed: str, record: Mapping[str,
     return {**results, "runs": runs}
 
 
-def looked_at(file: ClaimFile, results: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+def count_look(file: ClaimFile, results: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
     """Results with one look more than before, if a claim that enough seeds did not decide has further pairs of runs."""
     again = any(
         earlier is not None
@@ -413,7 +427,7 @@ def store(file: ClaimFile, results: Mapping[str, Any]) -> dict[str, Any]:
         runs = dict(before["runs"])
         for run, seeds in results["runs"].items():
             runs[run] = {**runs.get(run, {}), **seeds}
-        content = looked_at(file, {**results, "runs": runs}, before)
+        content = count_look(file, {**results, "runs": runs}, before)
         text = json.dumps(content, separators=(",", ":")).replace("},", "},\n")
         write_whole(file.stored, f"{text}\n".encode())
         return content
@@ -444,7 +458,7 @@ class Open(NamedTuple):
 
 def open_work(
     files: Sequence[ClaimFile],
-    measured: Mapping[str, Mapping[str, Any]] | None = None,
+    results_by_file: Mapping[str, Mapping[str, Any]] | None = None,
     minutes: Mapping[tuple[str, str], float] | None = None,
 ) -> list[Open]:
     """The files that have open claims, by (importance × chance to decide) / estimated minutes, the best one first.
@@ -454,26 +468,26 @@ def open_work(
     """
     result = []
     for file in files:
-        results = (measured or {}).get(file.name) or file.results()
-        needed: dict[str, int] = {}
+        results = (results_by_file or {}).get(file.name) or file.results()
+        seeds_by_run: dict[str, int] = {}
         worth = 0.0
-        for one, (claim, judged) in zip(file.claims, file.judged(results), strict=True):
+        for comparison, (claim, judged) in zip(file.claims, file.judged(results), strict=True):
             if judged is not None and not judged.verdict.open:
                 continue
-            seeds, chance = one.seeds, 0.5
-            if judged is not None and judged.gain["seeds"] >= one.seeds:
+            seeds, chance = comparison.seeds, 0.5
+            if judged is not None and judged.gain["seeds"] >= comparison.seeds:
                 seeds = (
                     deciding(judged.gain, published_gain(claim), judged.looks) if judged.verdict is Verdict.SEEDS else 0
                 )
                 chance = float(seeds > 0)
             if chance:
-                worth += one.importance * chance
-                for run in (one.ours, one.other):
-                    needed[run] = max(needed.get(run, 0), seeds)
-        works = [_work(file, run, count, results, minutes or {}) for run, count in needed.items()]
+                worth += comparison.importance * chance
+                for run in (comparison.ours, comparison.other):
+                    seeds_by_run[run] = max(seeds_by_run.get(run, 0), seeds)
+        works = [_work(file, run, count, results, minutes or {}) for run, count in seeds_by_run.items()]
         if works := [work for work in works if work.seeds]:
             result.append(Open(file, works, worth / max(sum(work.minutes for work in works), SHORTEST)))
-    return sorted(result, key=lambda one: -one.score)
+    return sorted(result, key=lambda entry: -entry.score)
 
 
 def _work(

@@ -96,7 +96,7 @@ class Claim:
     ours: str
     other: str | tuple[str, ...]
     published: str = "-"
-    measure: Measure = lambda found, _: found
+    measure: Measure = lambda run, _: run
     unit: float = 1.0
     digits: int = 1
     lower: bool = False
@@ -136,13 +136,13 @@ def find(results: Mapping[str, Any], path: str) -> dict[str, Any]:
     >>> find({"runs": {"FedAvg": {"1": {"loss": [2, 1]}}}}, "runs > FedAvg > * > loss > -1")
     {'1': 1}
     """
-    found: list[tuple[str, Any]] = [("0", results)]
+    values: list[tuple[str, Any]] = [("0", results)]
     for step in path.split(" > "):
         if step == "*":
-            found = list(found[0][1].items())
+            values = list(values[0][1].items())
         else:
-            found = [(seed, at[int(step)] if isinstance(at, list) else at[step]) for seed, at in found]
-    return dict(found)
+            values = [(seed, at[int(step)] if isinstance(at, list) else at[step]) for seed, at in values]
+    return dict(values)
 
 
 def dropped(results: Mapping[str, Any], path: str) -> list[float]:
@@ -164,7 +164,7 @@ def judge(
     left_out: float = 0.0,
     at_least: bool = False,
     at_most: bool = False,
-    needed: int = SEEDS,
+    seeds_needed: int = SEEDS,
     published: float = 0.0,
     without: int = 0,
     looks: int = 1,
@@ -172,9 +172,9 @@ def judge(
     """The verdict by this module's rule, and the reason.
 
     ``gain`` comes from ``paired``; ``at_least`` and ``at_most`` say that some of its differences are bounds; fewer than
-    ``needed`` seeds cannot decide. ``published`` is the published gain, 0 if unknown; ``without`` is the number of
-    seeds without a difference; a ``left_out`` of 1 or more is a count of updates, whose share is unknown. The interval
-    allows for all ``looks``.
+    ``seeds_needed`` seeds cannot decide. ``published`` is the published gain, 0 if unknown; ``without`` is the number
+    of seeds without a difference; a ``left_out`` of 1 or more is a count of updates, whose share is unknown. The
+    interval allows for all ``looks``.
 
     >>> judge({"mean": 2.0, "low": 1.6, "high": 2.4, "seeds": 3})
     (<Verdict.REPRODUCED: 'reproduced'>, 'interval above 0')
@@ -188,9 +188,9 @@ def judge(
     (<Verdict.ORDER: 'only the order reproduced'>, 'interval above 0, but below half the published gain')
     """
     seeds, interval = int(gain["seeds"]), "interval" if looks == 1 else f"interval for {looks} looks"
-    above = seeds >= needed and gain["low"] > 0 and not at_most
-    below = seeds >= needed and gain["high"] < 0 and not at_least
-    small = seeds >= needed and gain["high"] < published / 2 and not (at_least or at_most)
+    above = seeds >= seeds_needed and gain["low"] > 0 and not at_most
+    below = seeds >= seeds_needed and gain["high"] < 0 and not at_least
+    small = seeds >= seeds_needed and gain["high"] < published / 2 and not (at_least or at_most)
     none = small and gain["low"] <= 0 <= gain["high"]
     if left_out > MOST:
         lost = f"{left_out:.0%} of the updates" if left_out < 1 else f"{left_out:.0f} updates (share unknown)"
@@ -209,7 +209,7 @@ def judge(
         return Verdict.NOT_REPRODUCED, f"{interval} below 0"
     if none and not differs:
         return Verdict.NOT_REPRODUCED, f"the {interval} contains 0 and lies below half the published gain"
-    if seeds < needed:
+    if seeds < seeds_needed:
         sign = (
             "has the claimed sign" if gain["mean"] > 0 else "has the opposite sign" if gain["mean"] < 0 else "is zero"
         )
@@ -238,43 +238,47 @@ def deciding(gain: Mapping[str, float], published: float = 0.0, looks: int = 1) 
     if not gain.get("se", 0.0) > 0:
         return 0
     spread = gain["se"] * gain["seeds"] ** 0.5
-    apart = max(abs(gain["mean"]), published / 2 - gain["mean"] if published else 0.0)
+    distance = max(abs(gain["mean"]), published / 2 - gain["mean"] if published else 0.0)
     level = 1 - (1 - LEVEL) / (2 * (looks + 1))
-    return next((n for n in range(SEEDS, 1001) if stdtrit(n - 1, level) * spread / n**0.5 < apart), 0)
+    return next((n for n in range(SEEDS, 1001) if stdtrit(n - 1, level) * spread / n**0.5 < distance), 0)
 
 
 def evidence(claim: Claim, results: Mapping[str, Any], differs: str = "") -> Evidence:
     """A claim's evidence in the content of its file; ``differs``: how all its runs differ from the publication."""
-    tried = {path: measured(claim, results, path) for path in each(claim.other)}
-    counted = [path for path, figures in tried.items() if not any(map(isnan, figures.values()))] or [*tried]
-    against = [_against(claim, results, path, differs) for path in counted]
-    return min(against, key=lambda one: (LEAST.index(one.kind), one.gain["mean"]))
+    figures_by_path = {path: figures_by_seed(claim, results, path) for path in each(claim.other)}
+    paths = [path for path, figures in figures_by_path.items() if not any(map(isnan, figures.values()))] or [
+        *figures_by_path
+    ]
+    against = [_against(claim, results, path, differs) for path in paths]
+    return min(against, key=lambda item: (LEAST.index(item.kind), item.gain["mean"]))
 
 
 def _against(claim: Claim, results: Mapping[str, Any], path: str, differs: str) -> Evidence:
     """The evidence for a claim's being true of one of the others."""
-    ours, rivals = measured(claim, results, claim.ours), measured(claim, results, path)
-    seeds = [s for s in ours if s in rivals and not (isinstance(ours[s], AtLeast) and isinstance(rivals[s], AtLeast))]
-    both = [s for s in ours if s in rivals] or [*ours]
+    figures, rivals = figures_by_seed(claim, results, claim.ours), figures_by_seed(claim, results, path)
+    seeds = [
+        s for s in figures if s in rivals and not (isinstance(figures[s], AtLeast) and isinstance(rivals[s], AtLeast))
+    ]
+    both = [s for s in figures if s in rivals] or [*figures]
     scale = (-1 if claim.lower else 1) * claim.unit
     looks = max(1, min(claim.looks, 1 + len(seeds) - claim.seeds))  # no further look without a further seed
-    gain = paired({s: scale * ours[s] for s in seeds}, {s: scale * rivals[s] for s in seeds}, looks)
-    late = [any(isinstance(v[s], AtLeast) for s in seeds) for v in (ours, rivals)]
+    gain = paired({s: scale * figures[s] for s in seeds}, {s: scale * rivals[s] for s in seeds}, looks)
+    late = [any(isinstance(v[s], AtLeast) for s in seeds) for v in (figures, rivals)]
     at_least, at_most = reversed(late) if claim.lower else late
     lost = [*dropped(results, claim.ours), *dropped(results, path)]
     share = max(lost, default=0.0)
     verdict, reason = judge(
         gain, differs=claim.differs or differs, scripts=claim.scripts, on_test=claim.on_test, left_out=share,
-        at_least=at_least, at_most=at_most, needed=claim.seeds, published=published_gain(claim),
+        at_least=at_least, at_most=at_most, seeds_needed=claim.seeds, published=published_gain(claim),
         without=len(both) - int(gain["seeds"]), looks=looks,
     )  # fmt: skip
     return Evidence(
-        ours=figure({s: ours[s] for s in both}, claim),
+        ours=figure({s: figures[s] for s in both}, claim),
         other=figure({s: v for s, v in rivals.items() if s in both} or rivals, claim),
         against=name(path, claim),
         gain=gain,
         left_out="-" if not lost else f"{share:.1%}" if share else f"{sum(lost):.0f}",
-        cost=" : ".join(spent(claim.cost[0], results, one) for one in (claim.ours, path)) + f" {claim.cost[1]}"
+        cost=" : ".join(mean_cost(claim.cost[0], results, runs) for runs in (claim.ours, path)) + f" {claim.cost[1]}"
         if claim.cost else "-",
         verdict=verdict,
         reason=reason,
@@ -285,17 +289,17 @@ def _against(claim: Claim, results: Mapping[str, Any], path: str, differs: str) 
 def published_gain(claim: Claim) -> float:
     """The margin by which the claim holds in the paper, in the unit of ``Evidence.gain``; 0 if not published.
 
-    >>> [published_gain(Claim("", "", "", "", said, lower=True)) for said in ("90 : 208", "221 : 783 to 88.8 %", "-")]
+    >>> [published_gain(Claim("", "", "", "", text, lower=True)) for text in ("90 : 208", "221 : 783 to 88.8 %", "-")]
     [118.0, 0.0, 0.0]
     """
-    said = claim.published.partition(" : ")
+    parts = claim.published.partition(" : ")
     try:
-        ours, other = float(said[0]), float(said[2] or 0.0)
+        first, second = float(parts[0]), float(parts[2] or 0.0)
     except ValueError:
         return 0.0
-    if not said[1]:
-        return ours if claim.published.startswith("+") else 0.0
-    return other - ours if claim.lower else ours - other
+    if not parts[1]:
+        return first if claim.published.startswith("+") else 0.0
+    return second - first if claim.lower else first - second
 
 
 def mean_error(values: Collection[float], scale: float = 1.0, digits: int = 1) -> str:
@@ -306,9 +310,9 @@ def mean_error(values: Collection[float], scale: float = 1.0, digits: int = 1) -
     """
     if not values:
         return "-"
-    found = paired(dict(enumerate(values)), dict.fromkeys(range(len(values)), 0.0))
-    error = f" ± {scale * found['se']:.{digits}f}" if found["seeds"] > 1 else ""
-    return f"{scale * found['mean']:.{digits}f}{error}"
+    moments = paired(dict(enumerate(values)), dict.fromkeys(range(len(values)), 0.0))
+    error = f" ± {scale * moments['se']:.{digits}f}" if moments["seeds"] > 1 else ""
+    return f"{scale * moments['mean']:.{digits}f}{error}"
 
 
 def difference(gain: Mapping[str, float], digits: int = 1) -> str:
@@ -319,24 +323,24 @@ def difference(gain: Mapping[str, float], digits: int = 1) -> str:
     """
     if not gain["seeds"]:
         return "-"
-    shown = f"{gain['mean']:+.{digits}f}"
+    text = f"{gain['mean']:+.{digits}f}"
     if gain["seeds"] > 1:
-        shown += f" ± {gain['se']:.{digits}f} ({gain['low']:+.{digits}f} to {gain['high']:+.{digits}f})"
-    return shown
+        text += f" ± {gain['se']:.{digits}f} ({gain['low']:+.{digits}f} to {gain['high']:+.{digits}f})"
+    return text
 
 
 def gained(ours: Mapping[str, float], other: Mapping[str, float], scale: float = 1.0, digits: int = 1) -> str:
     """The margin by which one method's figures exceed another's, paired by seed; ``-`` without a common seed."""
-    first, second = ({seed: scale * value for seed, value in one.items()} for one in (ours, other))
+    first, second = ({seed: scale * value for seed, value in figures.items()} for figures in (ours, other))
     return difference(paired(first, second), digits)
 
 
-def spent(cost: Measure, results: Mapping[str, Any], path: str) -> str:
+def mean_cost(cost: Measure, results: Mapping[str, Any], path: str) -> str:
     """The mean over seeds of what the runs at a path sent or kept."""
     return f"{fmean(cost(run, results) for run in find(results, path).values()):.3g}"
 
 
-def measured(claim: Claim, results: Mapping[str, Any], path: str) -> dict[str, float]:
+def figures_by_seed(claim: Claim, results: Mapping[str, Any], path: str) -> dict[str, float]:
     """The claim's figure for all runs at a path, by seed."""
     return {seed: claim.measure(run, results) for seed, run in find(results, path).items()}
 

@@ -82,7 +82,9 @@ def class_moments(features: Tensor, y: Tensor, classes: int) -> dict[str, Tensor
     phi, d = features.double(), features.shape[1]
     row, column = torch.triu_indices(d, d)
     one_hot = torch.nn.functional.one_hot(y.long(), classes).double()
-    square = [(own.T @ own)[row, column] for own in (phi[y == c] for c in range(classes))]
+    square = [
+        (class_features.T @ class_features)[row, column] for class_features in (phi[y == c] for c in range(classes))
+    ]
     return {"n": one_hot.sum(0), "first": one_hot.T @ phi, "second": torch.stack(square)}
 
 
@@ -155,8 +157,8 @@ class _Uploads(Sequence[dict[str, Tensor]]):
     def __getitem__(self, client: Any) -> Any:
         if client >= len(self):
             raise IndexError(client)
-        own = self.trained.federation.train.client(client)
-        return class_moments(features_of(self.trained.server, own.x), own.y.cpu(), self.classes)
+        samples = self.trained.federation.train.client(client)
+        return class_moments(features_of(self.trained.server, samples.x), samples.y.cpu(), self.classes)
 
 
 def statistics(trained: TrainedRun, classes: int) -> ClassGaussians:

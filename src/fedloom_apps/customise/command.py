@@ -39,7 +39,7 @@ class TargetMethod(Ranged, ABC):
     makes_model: ClassVar[bool] = True
 
     @abstractmethod
-    def __call__(self, known: ClassModels, x: Any) -> TargetModel:
+    def __call__(self, class_models: ClassModels, x: Any) -> TargetModel:
         """The result for inputs x [N, ...], as ``DeployedModel.predict`` takes them."""
 
 
@@ -63,8 +63,8 @@ class TargetHead(TargetMethod):
     samples. Heads of several targets differ in b alone.
     """
 
-    def __call__(self, known: ClassModels, x: Any) -> TargetModel:
-        return known.target_head(x, self.resamples, self.seed)
+    def __call__(self, class_models: ClassModels, x: Any) -> TargetModel:
+        return class_models.target_head(x, self.resamples, self.seed)
 
 
 @target_methods.register(name="target_fit")
@@ -86,8 +86,8 @@ class TargetMixture(TargetMethod):
     lr: Positive = TargetFit.lr
     batch_size: Count = TargetFit.batch_size
 
-    def __call__(self, known: ClassModels, x: Any) -> TargetModel:
-        return known.target_fit(x, TargetFit(self.steps, self.lr, self.batch_size), self.resamples, self.seed)
+    def __call__(self, class_models: ClassModels, x: Any) -> TargetModel:
+        return class_models.target_fit(x, TargetFit(self.steps, self.lr, self.batch_size), self.resamples, self.seed)
 
 
 @target_methods.register(name="fedssa")
@@ -130,8 +130,8 @@ class TargetSelfSupervised(TargetMethod):
             self.variance, self.entropy, self.optimiser, self.lr, self.steps, self.batch_size, self.draws
         )
 
-    def __call__(self, known: ClassModels, x: Any) -> TargetModel:
-        return known.fedssa(x, self.policy(), self.views, self.resamples, self.seed)
+    def __call__(self, class_models: ClassModels, x: Any) -> TargetModel:
+        return class_models.fedssa(x, self.policy(), self.views, self.resamples, self.seed)
 
 
 @target_methods.register(name="target_prior")
@@ -146,8 +146,8 @@ class TargetShares(TargetMethod):
 
     makes_model: ClassVar[bool] = False
 
-    def __call__(self, known: ClassModels, x: Any) -> TargetModel:
-        return known.target_prior(x, self.resamples, self.seed)
+    def __call__(self, class_models: ClassModels, x: Any) -> TargetModel:
+        return class_models.target_prior(x, self.resamples, self.seed)
 
 
 target_methods.register(name="ccvr")(CCVR)  # takes no inputs, only a finished run
@@ -184,15 +184,15 @@ MISPLACED = 0.5
 
 def command(arguments: argparse.Namespace) -> int:
     """For each file of inputs: write the model, print class shares, clients and the check."""
-    path, others = run_and_files(arguments.words, "target", ("data", "method"), TARGET_SETTINGS)
-    files = [Path(word.removeprefix("data=")) for word in others if word.startswith("data=") and word != "data="]
-    words = [word for word in others if word.split("=")[0].split(".")[0] == "method"]
-    method = build(words)
+    path, words = run_and_files(arguments.words, "target", ("data", "method"), TARGET_SETTINGS)
+    files = [Path(word.removeprefix("data=")) for word in words if word.startswith("data=") and word != "data="]
+    method_words = [word for word in words if word.split("=")[0].split(".")[0] == "method"]
+    method = build(method_words)
     if isinstance(method, CCVR):
-        if files or len(words) < len(others):
+        if files or len(method_words) < len(words):
             raise ConfigError("ccvr calibrates one model and takes no inputs; leave data=… out.")
         return write_calibrated(method, path, arguments.out, arguments.json)
-    if not files or len(files) + len(words) < len(others):
+    if not files or len(files) + len(method_words) < len(words):
         raise ConfigError("fedloom target needs files of inputs, like: fedloom target run=runs/… data=x.npz")
     if arguments.out is not None and len(files) > 1:
         raise ConfigError("--out names one file, but there are several targets; leave it out.")
@@ -205,25 +205,25 @@ def command(arguments: argparse.Namespace) -> int:
             raise ConfigError(f"{out} exists already or would be written twice; choose another file with --out.")
     run, reports = _with_data(path), []
     inputs = [run.server.read(file) for file in files]
-    known, classes = ClassModels(run), run.federation.train.arrays.names
+    class_models, classes = ClassModels(run), run.federation.train.arrays.names
     for file, arrays, out in zip(files, inputs, outs, strict=True):
-        result = method(known, arrays["x"])
+        result = method(class_models, arrays["x"])
         facts = as_plain_data(result)  # before anything is written, as are targets that do not fit
         models = by_name(run.server, result.model) if method.makes_model else {"server's model": run.server}
-        measured = {name: measure(model, arrays["x"], arrays["y"]) for name, model in models.items() if "y" in arrays}
-        written = result.model.export(out) if method.makes_model else None
-        reports.append({"data": str(file), "inputs": len(arrays["x"]), "model": written and str(written)})
+        metrics = {name: measure(model, arrays["x"], arrays["y"]) for name, model in models.items() if "y" in arrays}
+        model_file = result.model.export(out) if method.makes_model else None
+        reports.append({"data": str(file), "inputs": len(arrays["x"]), "model": model_file and str(model_file)})
         reports[-1] |= {"classes": list(classes)} if classes else {}
-        reports[-1] |= facts | {"measured": measured, "privacy": known.privacy and asdict(known.privacy)}
+        reports[-1] |= facts | {"measured": metrics, "privacy": class_models.privacy and asdict(class_models.privacy)}
         if arguments.json:
             continue
         print(f"target: {relpath(file)}, {plural(len(arrays['x']), 'input')}")
         print(as_text(result, len(arrays["x"]), run.federation.names, classes))
-        if known.privacy is not None:
-            print(f"privacy: {known.privacy}")
-        if written is not None:
-            print(f"model: {relpath(written)}")
-        print_metrics(measured)
+        if class_models.privacy is not None:
+            print(f"privacy: {class_models.privacy}")
+        if model_file is not None:
+            print(f"model: {relpath(model_file)}")
+        print_metrics(metrics)
     if arguments.json:
         print(json.dumps(reports, indent=1))
     return 0
@@ -262,16 +262,16 @@ def write_calibrated(method: CCVR, path: Path, file: str | None, as_json: bool) 
     run = _with_data(path)
     model, test, privacy = method(run), run.federation.test, method.privacy(run)
     models = by_name(run.server, model) if len(test) else {}
-    measured = {name: measure(model, test.x, test.y) for name, model in models.items()}
-    written = model.export(out)
+    metrics = {name: measure(model, test.x, test.y) for name, model in models.items()}
+    model_file = model.export(out)
     if as_json:
-        report = {"model": str(written), "measured": measured, "privacy": privacy and asdict(privacy)}
+        report = {"model": str(model_file), "measured": metrics, "privacy": privacy and asdict(privacy)}
         print(json.dumps([report], indent=1))
         return 0
     if privacy is not None:
         print(f"privacy: {privacy}")
-    print(f"model: {relpath(written)}")
-    print_metrics(measured)
+    print(f"model: {relpath(model_file)}")
+    print_metrics(metrics)
     return 0
 
 
@@ -288,10 +288,10 @@ def measure(model: DeployedModel, x: Any, y: Any) -> dict[str, float | None]:
     return {name: value if value < -1e-10 * ABSENT else None for name, value in model.evaluate(x, y).items()}
 
 
-def print_metrics(measured: Mapping[str, Mapping[str, float | None]]) -> None:
+def print_metrics(metrics_by_model: Mapping[str, Mapping[str, float | None]]) -> None:
     """Print the metrics of models on labelled inputs, on standard error."""
     never = "infinite, as some inputs are of a class with an estimated share of 0"
-    for name, numbers in measured.items():
+    for name, numbers in metrics_by_model.items():
         words = (f"{key} {never if value is None else f'{value:.4g}'}" for key, value in numbers.items())
         print(f"{name}: {', '.join(words)}", file=sys.stderr)
 
@@ -299,23 +299,25 @@ def print_metrics(measured: Mapping[str, Mapping[str, float | None]]) -> None:
 def as_text(result: TargetModel, inputs: int, names: Sequence[str] = (), classes: Sequence[str] = ()) -> str:
     """Class shares with intervals, the clients from which the target is known, and the check, as text."""
     prior = result.prior
-    known = np.isfinite(prior.high).all()
+    has_intervals = np.isfinite(prior.high).all()
     ends = zip(prior.low, prior.high, strict=True)
-    interval = [f" ({100 * low:.1f} to {100 * high:.1f})" if known else "" for low, high in ends]
+    interval = [f" ({100 * low:.1f} to {100 * high:.1f})" if has_intervals else "" for low, high in ends]
     order = np.argsort(-prior.shares, kind="stable")
-    listed = [c for c in order if prior.shares[c] >= LEAST]
-    shown = [f"  {classes[c] if classes else c}: {100 * prior.shares[c]:.1f} %{interval[c]}" for c in listed]
-    if len(listed) < len(order):
-        most = f", up to {100 * prior.high[order[len(listed) :]].max():.1f} %" if known else ""
-        shown.append(f"  each other class: 0.0 %{most}")
+    classes_shown = [c for c in order if prior.shares[c] >= LEAST]
+    rows = [f"  {classes[c] if classes else c}: {100 * prior.shares[c]:.1f} %{interval[c]}" for c in classes_shown]
+    if len(classes_shown) < len(order):
+        most = f", up to {100 * prior.high[order[len(classes_shown) :]].max():.1f} %" if has_intervals else ""
+        rows.append(f"  each other class: 0.0 %{most}")
 
     def clients(shares: np.ndarray) -> str:
         largest = [k for k in np.argsort(-shares, kind="stable")[:10] if shares[k] >= 0.005]
         return ", ".join(f"{names[k] if names else f'client {k}'}: {100 * shares[k]:.0f} %" for k in largest)
 
     few = f", too narrow with only {plural(inputs, 'input')}" if inputs < FEW else ""
-    intervals = f"{100 * prior.coverage:g} % intervals over draws of the inputs{few}" if known else "without intervals"
-    lines = [f"class shares ({intervals}):", *shown]
+    intervals = (
+        f"{100 * prior.coverage:g} % intervals over draws of the inputs{few}" if has_intervals else "without intervals"
+    )
+    lines = [f"class shares ({intervals}):", *rows]
     if np.isfinite(result.known).all():
         lines.append(f"the training samples of these classes come from {clients(result.known)}")
     if result.p is not None:

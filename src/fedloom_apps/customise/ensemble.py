@@ -272,8 +272,8 @@ class _Ensemble:
         self.round = result.snapshot.server.round
         self.clients, self.models, self.buffers = last_models(plan, result.snapshot)
         layout = plan.layout
-        whole = replace(layout, shared_size=layout.size, shared_buffers=layout.buffer_size)
-        self.plan: ClientPlan = replace(plan, layout=whole)
+        full_layout = replace(layout, shared_size=layout.size, shared_buffers=layout.buffer_size)
+        self.plan: ClientPlan = replace(plan, layout=full_layout)
 
     def data(self, views: bool) -> ServerData:
         """The model and the target's inputs, or the test inputs if there is no target."""
@@ -296,20 +296,22 @@ def last_models(plan: ClientPlan, snapshot: Snapshot) -> tuple[np.ndarray, Tenso
     if plan.has_levels:
         raise ConfigError("the clients' last models are networks of different size, which cannot be mixed as one.")
     layout, last = plan.layout, snapshot.last
-    split, own = layout.shared_size, layout.shared_buffers
+    split, shared_buffers = layout.shared_size, layout.shared_buffers
     if split and last is None:
         raise ConfigError("the clients' last models were not stored; run with 'average' in evaluation.what.")
     clients = (last.models if split and last is not None else snapshot.store).clients
     if not clients:
         raise ConfigError("no client has participated yet, so there are no client models.")
 
-    def whole(client: int, initial: Tensor, at: slice, name: str) -> Tensor:
+    def full_vector(client: int, initial: Tensor, at: slice, name: str) -> Tensor:
         shared = torch.zeros(0) if last is None or not split else last.get(client)[at]
         if len(shared) == len(initial):
             return shared.to(initial)
         private = (snapshot.store.get(client) or {}).get("personal", {}).get(name, initial[len(shared) :])
         return torch.cat([shared.to(initial), private.to(initial)])
 
-    models: Sequence[Tensor] = [whole(c, plan.theta0, slice(split), "private") for c in clients]
-    kept: Sequence[Tensor] = [whole(c, plan.buffers0, slice(split, split + own), "buffers") for c in clients]
-    return np.array(clients), torch.stack(models), torch.stack(kept)
+    models: Sequence[Tensor] = [full_vector(c, plan.theta0, slice(split), "private") for c in clients]
+    buffers: Sequence[Tensor] = [
+        full_vector(c, plan.buffers0, slice(split, split + shared_buffers), "buffers") for c in clients
+    ]
+    return np.array(clients), torch.stack(models), torch.stack(buffers)

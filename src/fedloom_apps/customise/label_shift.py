@@ -136,8 +136,8 @@ class Discriminant:
         variances, axes = torch.linalg.eigh(self.factor @ self.factor.T)
         total, d = self.n.sum(), len(variances)
         phi, means = ((t.double() - self.centre) @ axes for t in (features, self.means))
-        own, y = self.n[y.long()], y.long()
-        a = torch.where(own > 1, own / (own - 1), 1.0)
+        counts, y = self.n[y.long()], y.long()
+        a = torch.where(counts > 1, counts / (counts - 1), 1.0)
         e = phi - means[y]
         inverse = 1 / (total * variances - (self.shrinkage / d * a * e.square().sum(1))[:, None])  # B⁻¹, [N, d]
         leverage = (inverse * e.square()).sum(1)
@@ -155,8 +155,8 @@ class Discriminant:
         Each distance is that of ``leave_one_out``, unless noise or clipping has changed the counts: a sample's share in
         the fit is then unknown.
         """
-        whole = bool((self.n == self.n.round()).all())
-        away = self.leave_one_out(features, y) if whole else self.distances(features)
+        has_true_counts = bool((self.n == self.n.round()).all())
+        away = self.leave_one_out(features, y) if has_true_counts else self.distances(features)
         one_hot = torch.nn.functional.one_hot(y.long(), len(self.n)).double()
         return torch.stack([one_hot.sum(0), away @ one_hot, away.square() @ one_hot])
 
@@ -275,8 +275,8 @@ def _largest_shares(likelihood: Tensor, pi: Tensor, coverage: float) -> Tensor:
     low, high = torch.zeros_like(pi), (likelihood > 0).any(0).to(pi)
     for _ in range(HALVINGS):
         t = (low + high) / 2
-        kept = torch.log1p(t * (ratio - 1)).sum(0) >= least
-        low, high = torch.where(kept, t, low), torch.where(kept, high, t)
+        is_possible = torch.log1p(t * (ratio - 1)).sum(0) >= least
+        low, high = torch.where(is_possible, t, low), torch.where(is_possible, high, t)
     return (1 - low) * pi + low
 
 

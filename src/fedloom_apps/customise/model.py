@@ -138,10 +138,10 @@ class ClassModels:
         total.check(self.trained.plan.local)
         with reproducible():
             clients = [train.client(k) for k in range(self.trained.federation.seen)]
-            samples = [(self.features(own.x), own.y.cpu()) for own in clients]
-            sums = [ClassSums.of(*each, classes) for each in samples]
-            plain = ClassSums(**total([vars(each) for each in sums])).discriminant(self.shrinkage)
-            distances = total([{"distances": plain.distance_sums(*each)} for each in samples])["distances"]
+            samples = [(self.features(client.x), client.y.cpu()) for client in clients]
+            sums = [ClassSums.of(*sample, classes) for sample in samples]
+            plain = ClassSums(**total([vars(client_sums) for client_sums in sums])).discriminant(self.shrinkage)
+            distances = total([{"distances": plain.distance_sums(*sample)} for sample in samples])["distances"]
 
             def ask(beta: Tensor) -> tuple[Tensor, Tensor]:
                 answers = (plain.calibration_sums(*client, beta) for client in samples)
@@ -265,9 +265,9 @@ class ClassModels:
         with reproducible():
             inputs = self.server.inputs(x)
             data = server_data(run.plan, inputs.to(models.device), change)
-            own = mixing_weights(policy or SelfSupervised(), run.plan, rounds, clients, models, buffers, data)
-        model = replace(self.server, module=self._merged(torch.from_numpy(own), models, buffers).eval())
-        return TargetModel(model, lambda: self.facts(inputs, resamples, seed), self._weights(clients, own))
+            p = mixing_weights(policy or SelfSupervised(), run.plan, rounds, clients, models, buffers, data)
+        model = replace(self.server, module=self._merged(torch.from_numpy(p), models, buffers).eval())
+        return TargetModel(model, lambda: self.facts(inputs, resamples, seed), self._weights(clients, p))
 
     def facts(self, inputs: Tensor, resamples: int = 200, seed: int = 0) -> TargetFacts:
         """Class shares, clients and the check of inputs [M, ...] as the run's data hold them."""
@@ -276,11 +276,11 @@ class ClassModels:
             prior = target_prior(discriminant.scores(phi), resamples, seed=seed)
             pi = torch.from_numpy(prior.shares)
             counts = torch.stack([sums.n for sums in self.sums])
-            known = np.zeros(len(self.trained.federation))
-            known[: len(counts)] = (pi * counts / counts.sum(0).clamp(min=1)).sum(1).numpy()
+            known_shares = np.zeros(len(self.trained.federation))
+            known_shares[: len(counts)] = (pi * counts / counts.sum(0).clamp(min=1)).sum(1).numpy()
             if self.total.only_sums:
-                known = np.full_like(known, np.nan)
-            return TargetFacts(prior, known, self._check(phi, pi))
+                known_shares = np.full_like(known_shares, np.nan)
+            return TargetFacts(prior, known_shares, self._check(phi, pi))
 
     def _check(self, phi: Tensor, pi: Tensor) -> LabelShiftCheck:
         """The target's mean distance to the nearest class beside that of the clients' samples, in the same shares."""

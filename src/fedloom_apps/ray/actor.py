@@ -168,7 +168,7 @@ class Actor:
         def work(received: Broadcast, compute: Compute, task: RemoteBlock) -> Fold:
             folded = compute.fold(received, task.clients, task.states, task.weights)
             task.save(folded.results)
-            return self._kept(task, folded)
+            return self._keep_sums(task, folded)
 
         return self._answers(
             round, down, blocks, work, partial(as_client_error, sentence=f"round {round + 1}: uploads do not fold")
@@ -209,7 +209,7 @@ class Actor:
         down: Packed,
         blocks: Packed,
         work: Callable[[Broadcast, Compute, RemoteBlock], Any],
-        caught: Callable[[Callable[[], Any]], Any],
+        as_error: Callable[[Callable[[], Any]], Any],
     ) -> Packed:
         """What ``work`` returns for each block, or the error that it raised."""
         received, tasks = self._receive(round, down), unpack(blocks, self.device)
@@ -224,7 +224,7 @@ class Actor:
                     return error
             return results
 
-        return pack(caught(answers))
+        return pack(as_error(answers))
 
     def _receive(self, round: int, down: Packed) -> Broadcast:
         """Unpack a broadcast, once; the sums of the one before are no longer needed."""
@@ -233,7 +233,7 @@ class Actor:
         assert self.down is not None
         return self.down
 
-    def _kept(self, task: RemoteBlock, folded: Fold) -> Fold:
+    def _keep_sums(self, task: RemoteBlock, folded: Fold) -> Fold:
         if task.keep:
             self.kept[task.number] = Fold(folded.sums)
             return replace(folded, sums={})

@@ -63,19 +63,19 @@ class TaskQueue:
     ['c', 'b', 'a', None]
     """
 
-    def __init__(self, common: deque[Any], own: dict[Member, deque[Any]] | None = None) -> None:
-        self.common, self.own = common, own or {}
+    def __init__(self, common: deque[Any], ranges: dict[Member, deque[Any]] | None = None) -> None:
+        self.common, self.ranges = common, ranges or {}
 
     def take(self, member: Member) -> Any:
         """The next job for a member: of its own range, of the common ones, or the last one of the longest range."""
-        for jobs in (self.own.get(member), self.common):
+        for jobs in (self.ranges.get(member), self.common):
             if jobs:
                 return jobs.popleft()
-        longest = max(self.own.values(), key=len, default=None)
+        longest = max(self.ranges.values(), key=len, default=None)
         return longest.pop() if longest else None
 
     def __bool__(self) -> bool:
-        return bool(self.common or any(self.own.values()))
+        return bool(self.common or any(self.ranges.values()))
 
 
 class Cluster:
@@ -132,22 +132,22 @@ class Cluster:
     def _room(self, workers: int) -> int:
         """The number of workers, if there is room for them."""
         where = f"the cluster at {self.address!r}" if self.address else "the cluster"
-        each = "one CPU" + (f" and {self.gpus:g} GPU" if self.gpus else "") + " each"
+        needs = "one CPU" + (f" and {self.gpus:g} GPU" if self.gpus else "") + " each"
         nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
         places = sum(map(self._places, nodes))
-        asked = workers or places
-        if asked > places or not places:
+        count = workers or places
+        if count > places or not places:
             raise ConfigError(
-                f"engine 'ray': workers is {asked or 1}, but {where} has room for {places}, with {each}; lower it, or "
+                f"engine 'ray': workers is {count or 1}, but {where} has room for {places}, with {needs}; lower it, or "
                 "add nodes."
             )
         free = self._places(self.ray.available_resources()) if self.address or not self.owned else places
-        if asked > free:
+        if count > free:
             raise ConfigError(
-                f"engine 'ray': workers is {asked}, but {where} has room for {free} now, with {each}; lower it with "
+                f"engine 'ray': workers is {count}, but {where} has room for {free} now, with {needs}; lower it with "
                 "engine.workers=…, or wait until others are done."
             )
-        return asked
+        return count
 
     def _places(self, resources: dict[str, float]) -> int:
         """The number of workers that fit into resources."""
@@ -181,10 +181,10 @@ class Cluster:
         joining = {member.joining: member for member in self.members if not member.ready}
         if not joining:
             return
-        done, _ = self.ray.wait(list(joining), num_returns=1 if timeout else len(joining), timeout=timeout)
-        if timeout and not done:
+        ready, _ = self.ray.wait(list(joining), num_returns=1 if timeout else len(joining), timeout=timeout)
+        if timeout and not ready:
             raise ClientError(f"engine 'ray': no worker was ready within {timeout:.0f} s.")
-        for ref in done:
+        for ref in ready:
             try:
                 self.ray.get(ref)
             except self.ray.exceptions.RayTaskError as error:
@@ -207,7 +207,7 @@ class Cluster:
         member.ready, member.jobs = False, {}
         return jobs
 
-    def done(self, queue: TaskQueue, limit: int) -> Generator[tuple[RemoteJob, Member, Packed | None]]:
+    def answers(self, queue: TaskQueue, limit: int) -> Generator[tuple[RemoteJob, Member, Packed | None]]:
         """Deal the jobs and yield them with their answers, as they are done.
 
         A job whose worker dies, or whose answer is lost, is dealt again; after ``limit`` losses it is yielded without
@@ -247,9 +247,9 @@ class Cluster:
             raise ClientError(f"engine 'ray': a worker failed ({reason}).", str(error)) from None
         except errors.RayError as error:
             if isinstance(error, errors.RayActorError):
-                job, *others = self.replace(member)
+                job, *remaining = self.replace(member)
                 self.died()
-                queue.common.extendleft(reversed(others))
+                queue.common.extendleft(reversed(remaining))
             else:  # the answer was lost with its node, or found no room
                 job = member.jobs.pop(ref)
             job.losses += 1

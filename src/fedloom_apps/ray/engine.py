@@ -82,8 +82,8 @@ class Ray(Engine):
         for number, group in enumerate(groups):
             work = _Blocks(self, group, self.files)
             chains = not group.down.models and self._chains(len(work.cut), group.weights)
-            for one in work.chained() if chains else work.folds():
-                yield number, one
+            for result in work.chained() if chains else work.folds():
+                yield number, result
 
     def _chains(self, blocks: int, weights: np.ndarray | None) -> bool:
         """Whether a total goes from worker to worker; where p is not known, single updates come back anyway."""
@@ -160,20 +160,20 @@ class _Blocks:
     def folds(self) -> Generator[Fold]:
         """Every block's fold, in order."""
         jobs = self.fold_jobs(range(len(self.cut)), len(self.cluster.living()))
-        done: dict[int, Fold] = {}
+        folds: dict[int, Fold] = {}
         suspects: list[int] = []
         turn = 0
-        for job, _, answer in self.cluster.done(TaskQueue(jobs), ATTEMPTS):
+        for job, _, answer in self.cluster.answers(TaskQueue(jobs), ATTEMPTS):
             if answer is None:
                 suspects += job.numbers
                 continue
-            done |= self.engine.receive_folds(job, answer)
-            self._weigh(done[job.numbers[0]])
-            while turn in done:
-                yield done.pop(turn)
+            folds |= self.engine.receive_folds(job, answer)
+            self._weigh(folds[job.numbers[0]])
+            while turn in folds:
+                yield folds.pop(turn)
                 turn += 1
-        done |= {number: self.one_by_one(number) for number in suspects}
-        yield from (done[number] for number in sorted(done))
+        folds |= {number: self.one_by_one(number) for number in suspects}
+        yield from (folds[number] for number in sorted(folds))
 
     def chained(self) -> Generator[Fold]:
         """Every block's fold without sums, in order, and at last the sums over all blocks."""
@@ -183,15 +183,15 @@ class _Blocks:
         for _ in range(CHAINS):
             missing = [number for number in range(len(self.cut)) if not _is_there(homes.get(number))]
             suspects: list[int] = []
-            for job, member, answer in self.cluster.done(self._ranges(missing), ATTEMPTS):
+            for job, member, answer in self.cluster.answers(self._ranges(missing), ATTEMPTS):
                 if answer is None:
                     suspects += job.numbers
                 else:
                     homes |= dict.fromkeys(job.numbers, member)
                     rest |= self.engine.receive_folds(job, answer)
             for number in suspects:
-                whole = self.one_by_one(number)
-                homes[number], rest[number] = Fold(whole.sums), replace(whole, sums={})
+                fold = self.one_by_one(number)
+                homes[number], rest[number] = Fold(fold.sums), replace(fold, sums={})
             if all(map(_is_there, homes.values())) and (total := self._total(homes)) is not None:
                 break
         else:
@@ -230,10 +230,12 @@ class _Blocks:
         middle = np.cumsum(samples) - samples / 2
         members = self.cluster.living()
         places = (middle / samples.sum() * len(members)).astype(int)
-        own: dict[Member, list[int]] = {member: [] for member in members}
+        numbers_by_member: dict[Member, list[int]] = {member: [] for member in members}
         for number, place in zip(numbers, places.tolist(), strict=True):
-            own[members[place]].append(number)
-        return TaskQueue(deque(), {member: self.fold_jobs(part, 1, keep=True) for member, part in own.items()})
+            numbers_by_member[members[place]].append(number)
+        return TaskQueue(
+            deque(), {member: self.fold_jobs(part, 1, keep=True) for member, part in numbers_by_member.items()}
+        )
 
     def _weigh(self, folded: Fold) -> None:
         self.engine.sums = sum(value.nbytes for value in folded.sums.values()) or self.engine.sums
@@ -245,12 +247,12 @@ class _Blocks:
         """
         cut = self.cut[number]
         if self.compute.together:
-            ((_, _, answer),) = self.cluster.done(TaskQueue(deque([self.job("fold", {number: cut})])), 1)
+            ((_, _, answer),) = self.cluster.answers(TaskQueue(deque([self.job("fold", {number: cut})])), 1)
             if answer is not None:
                 return self.engine.receive(answer)[0]
         results: list[Result] = []
         for at, client in zip(cut, self.clients[cut.start : cut.stop].tolist(), strict=True):
-            ((job, _, answer),) = self.cluster.done(
+            ((job, _, answer),) = self.cluster.answers(
                 TaskQueue(deque([self.job("work", {number: range(at, at + 1)})])), ATTEMPTS
             )
             if answer is None:
@@ -269,7 +271,7 @@ class _Blocks:
         cuts = enumerate(itertools.pairwise(ends))
         jobs = [self.job("losses", {n: range(*pair)}, more=(held_out,)) for n, pair in cuts]
         results: dict[int, np.ndarray] = {}
-        for job, _, answer in self.cluster.done(TaskQueue(deque(jobs)), ATTEMPTS + 1):
+        for job, _, answer in self.cluster.answers(TaskQueue(deque(jobs)), ATTEMPTS + 1):
             if answer is None:
                 raise LossError(
                     "its loss of the received model cannot be computed: the worker or its answer was lost "

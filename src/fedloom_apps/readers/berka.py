@@ -64,7 +64,9 @@ def berka(
     """
     loans, accounts, districts, orders, transactions = FILES.obtain(root)
     rows = {int(row[0]): row for row in numbers_of(loans, ["account_id", "date", "amount", "duration", "payments"], 5)}
-    opened = {int(row[0]): row for row in numbers_of(accounts, ["account_id", "district_id", "date", "frequency"], 3)}
+    account_rows = {
+        int(row[0]): row for row in numbers_of(accounts, ["account_id", "district_id", "date", "frequency"], 3)
+    }
     columns = ["A1", "A3", "A4", "A11", "A12", "A13", "A14", "A15", "A16"]
     where = {int(row[0]): row for row in numbers_of(districts, columns, 1, text=1)}
     status = {int(a): s for a, s in numbers_of(loans, ["account_id", "status"], 0, text=1)}
@@ -78,9 +80,9 @@ def berka(
 
     x, y, names = [], [], []
     for account, (_, granted, *loan) in rows.items():
-        if account not in opened or int(opened[account][1]) not in where:
+        if account not in account_rows or int(account_rows[account][1]) not in where:
             raise DataError(f"the loan of account {account} has no account or no district in {accounts.parent}.")
-        _, district, begun, frequency = opened[account]
+        _, district, opening_day, frequency = account_rows[account]
         _, region, inhabitants, salary, jobless1, jobless2, founders, crimes1, crimes2 = where[int(district)]
         if region not in (regions or (region,)) or (region == LEFT_OUT and not regions):
             continue
@@ -89,7 +91,7 @@ def berka(
         n_orders, ordered, n, moved, balances = sums[account]
         rates = [mean_known(jobless1, jobless2), mean_known(crimes1, crimes2)]
         history = [ordered / max(n_orders, 1), n, moved / max(n, 1), balances / max(n, 1)]
-        about = [(day_of(granted) - day_of(begun)).days, inhabitants, salary, founders, *rates, *history]
+        about = [(day_of(granted) - day_of(opening_day)).days, inhabitants, salary, founders, *rates, *history]
         x.append([*loan, *about, *(frequency == word for word in STATEMENTS[1:])])
         y.append(REPAID[status[account]])
         names.append(region)
@@ -112,13 +114,13 @@ def berka(
     )
 
 
-def numbers_of(path: Path, columns: Sequence[str], known: int, text: int | None = None) -> Iterator[list]:
-    """Rows of a table as numbers, except column ``text`` and ``frequency``; the first ``known`` must not be NaN."""
+def numbers_of(path: Path, columns: Sequence[str], complete: int, text: int | None = None) -> Iterator[list]:
+    """Rows of a table as numbers, except column ``text`` and ``frequency``; the first ``complete`` must not be NaN."""
     as_text = {text, columns.index("frequency") if "frequency" in columns else None}
     for row in read_table(path, columns, separator=";"):
         values = [cell.strip() if k in as_text else number(cell, path) for k, cell in enumerate(row)]
-        if any(isinstance(value, float) and np.isnan(value) for value in values[: max(known, 1)]):
-            raise DataError(f"{path} has a row in which {', '.join(columns[:known])} is unknown: {'; '.join(row)}.")
+        if any(isinstance(value, float) and np.isnan(value) for value in values[: max(complete, 1)]):
+            raise DataError(f"{path} has a row in which {', '.join(columns[:complete])} is unknown: {'; '.join(row)}.")
         yield values
 
 
@@ -128,8 +130,8 @@ def mean_known(*values: float) -> float:
     >>> mean_known(float("nan"), 3.0), mean_known(1.0, 3.0)
     (3.0, 2.0)
     """
-    known = [value for value in values if not np.isnan(value)]
-    return sum(known) / len(known) if known else 0.0
+    numbers = [value for value in values if not np.isnan(value)]
+    return sum(numbers) / len(numbers) if numbers else 0.0
 
 
 def day_of(number: float) -> date:

@@ -61,20 +61,20 @@ def celeba(
             raise DataError(f"{identities}, line {line}: expected a picture and a person's number.")
         who |= {words[0]: int(words[1])} if words else {}
     count = Counter(who.values())
-    known = sorted(person for person, n in count.items() if n >= least)[:people]
-    if not known:
+    persons = sorted(person for person, n in count.items() if n >= least)[:people]
+    if not persons:
         raise DataError(f"{identities} lists no person with at least {least} images.")
     lines = read_words(attributes)
     heads = lines[1] if len(lines) > 1 else []
     one_of("CelebA has no attribute", attribute, heads)
-    chosen, column, rows = set(known), heads.index(attribute) + 1, []
+    person_set, column, rows = set(persons), heads.index(attribute) + 1, []
     for line, words in enumerate(lines[2:], 3):
-        if not words or who.get(words[0]) not in chosen:
+        if not words or who.get(words[0]) not in person_set:
             continue
         if len(words) != len(heads) + 1 or words[column] not in ("1", "-1"):
             raise DataError(f"{attributes}, line {line}: expected a picture and {len(heads)} times 1 or -1.")
         rows.append((words[0], words[column] == "1", who[words[0]]))
-    if len(rows) != sum(count[person] for person in known):
+    if len(rows) != sum(count[person] for person in persons):
         raise DataError(f"{attributes} and {identities} do not list the same images.")
     names, labels, owners = zip(*sorted(rows, key=lambda row: (row[2], row[0])), strict=True)
     x = read_images("CelebA", [folder / name for name in names], size, folder.parent / f"fedloom-{size}.npz")

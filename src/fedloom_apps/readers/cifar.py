@@ -97,15 +97,15 @@ def cifar100(
 Read = Callable[[], tuple[np.ndarray, np.ndarray]]  # reads images [N, 32, 32, 3] and labels [N]
 
 
-def from_npz(path: Path, labels: str = "y_", known: str = "names") -> tuple[Sequence[str], Read, Read]:
+def from_npz(path: Path, labels: str = "y_", names_key: str = "names") -> tuple[Sequence[str], Read, Read]:
     """Class names, and readers of the training and the test images of an npz file; labels and names by their keys."""
 
     def read(part: str) -> tuple[np.ndarray, np.ndarray]:
         arrays = read_npz(path, [f"x_{part}", f"{labels}{part}"])
         return arrays[f"x_{part}"], arrays[f"{labels}{part}"]
 
-    about = read_npz(path, [f"{labels}train"], optional=[known])
-    names = about.get(known, np.arange(int(about[f"{labels}train"].max(initial=0)) + 1))
+    about = read_npz(path, [f"{labels}train"], optional=[names_key])
+    names = about.get(names_key, np.arange(int(about[f"{labels}train"].max(initial=0)) + 1))
     return [str(name) for name in names], partial(read, "train"), partial(read, "test")
 
 
@@ -143,9 +143,9 @@ def cinic10(
         read.append((read_images("CINIC-10", paths, 32, cache, resize=False), y))
     assert names is not None
     if validation is True:
-        read[:2] = [tuple(np.concatenate(both) for both in zip(*read[:2], strict=True))]
-    train, *apart, test = (image_arrays(x, y, names, normalise, *SCALE_CINIC) for x, y in read)
+        read[:2] = [tuple(np.concatenate(arrays) for arrays in zip(*read[:2], strict=True))]
+    train, *validation_arrays, test = (image_arrays(x, y, names, normalise, *SCALE_CINIC) for x, y in read)
     licence = "CC BY 4.0 (the collection; its images are ImageNet's and CIFAR-10's)"
     settings = {"validation": validation, "normalise": normalise}
-    kept = apart[0] if apart else None
-    return Source("cinic10", train, test, licence, bibtex("darlow2018cinic"), settings=settings, validation=kept)
+    valid_split = validation_arrays[0] if validation_arrays else None
+    return Source("cinic10", train, test, licence, bibtex("darlow2018cinic"), settings=settings, validation=valid_split)

@@ -45,8 +45,8 @@ def read_idx(path: str | Path, dims: int | None = None) -> np.ndarray:
         with gzip.open(path) if gzipped else open(path, "rb") as file:
             magic = file.read(4)
             if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in IDX_TYPES or (dims and magic[3] != dims):
-                wanted = f" with {dims} dimensions" if dims else ""
-                raise DataError(f"{path} is not an idx file{wanted}: it begins with {magic.hex(' ') or 'nothing'}.")
+                dimensions = f" with {dims} dimensions" if dims else ""
+                raise DataError(f"{path} is not an idx file{dimensions}: it begins with {magic.hex(' ') or 'nothing'}.")
             header = file.read(4 * magic[3])
             if len(header) < 4 * magic[3]:
                 raise DataError(f"{path} is truncated: it ends within its header.")
@@ -58,11 +58,11 @@ def read_idx(path: str | Path, dims: int | None = None) -> np.ndarray:
             check_memory(f"{path} unpacked", promised)
             array = np.empty(shape, dtype)
             view = memoryview(array.reshape(-1).view(np.uint8))  # pyright: ignore[reportArgumentType]
-            done = 0
-            while done < promised and (count := file.readinto(view[done:])):
-                done += count
-            if done < promised:
-                raise truncated(promised, done)
+            size = 0
+            while size < promised and (count := file.readinto(view[size:])):
+                size += count
+            if size < promised:
+                raise truncated(promised, size)
             if file.read(1):
                 raise DataError(f"{path} is damaged: it goes on after the {promised} bytes that its header promises.")
     except EOFError as error:
@@ -155,8 +155,8 @@ def number(cell: str, where: object) -> float:
     if cell.strip() in UNKNOWN:
         return float("nan")
     with suppress(ValueError):
-        if math.isfinite(found := float(cell)):
-            return found
+        if math.isfinite(value := float(cell)):
+            return value
     raise DataError(f"{where}: {cell!r} is not a number.")
 
 
@@ -182,7 +182,7 @@ def standardise(
     owners = groups if how == "client" else np.zeros(len(x), dtype=np.int64)
     for owner in np.unique(owners):
         rows = owners == owner
-        known = x[rows & fit, columns] if (rows & fit).any() else x[rows, columns]
-        mean, deviation = moments(known)
+        values = x[rows & fit, columns] if (rows & fit).any() else x[rows, columns]
+        mean, deviation = moments(values)
         x[rows, columns] = (x[rows, columns] - mean) / deviation
     return x

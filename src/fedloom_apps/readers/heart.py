@@ -79,8 +79,10 @@ def read_hospital(path: Path, missing: str) -> tuple[np.ndarray, np.ndarray]:
         table = table[~unknown.any(1)]
     else:
         for column in range(10):
-            known = table[~unknown[:, column], column]
-            fill = (known.mean() if column not in KINDS else np.median(known)) if len(known) else 0.0
+            known_values = table[~unknown[:, column], column]
+            fill = (
+                (known_values.mean() if column not in KINDS else np.median(known_values)) if len(known_values) else 0.0
+            )
             table[unknown[:, column], column] = fill
     indicators = []
     for column, (name, values) in KINDS.items():

@@ -22,10 +22,10 @@ ORIGIN = "https://leaf.cmu.edu"
 LICENCE = "BSD 2-clause (LEAF's processing)"
 
 
-def leaf_files(title: str, name: str, *others: tuple[str, ...]) -> Files:
-    """The output of LEAF's scripts, split into train and test or not, after the alternative layouts ``others``."""
+def leaf_files(title: str, name: str, *layouts: tuple[str, ...]) -> Files:
+    """The output of LEAF's scripts, split into train and test or not, after the alternative ``layouts``."""
     split = (f"{name}/data/train/", f"{name}/data/test/")
-    return Files(title, (*others, split, (f"{name}/data/all_data/",)), ORIGIN)
+    return Files(title, (*layouts, split, (f"{name}/data/all_data/",)), ORIGIN)
 
 
 def read_leaf(folder: Path, title: str) -> Iterator[tuple[str, list[Any], list[Any]]]:
@@ -38,14 +38,14 @@ def read_leaf(folder: Path, title: str) -> Iterator[tuple[str, list[Any], list[A
             content = json.loads(path.read_bytes())
         except (ValueError, RecursionError) as error:
             raise DataError(f"{path} is truncated or not JSON ({error}).") from error
-        known = content.get("user_data") if isinstance(content, dict) else None
-        if not isinstance(known, dict):
+        data_by_user = content.get("user_data") if isinstance(content, dict) else None
+        if not isinstance(data_by_user, dict):
             raise DataError(f"{path} is not in LEAF's format: it has no user_data.")
-        users = content.get("users", [*known])
+        users = content.get("users", [*data_by_user])
         if not isinstance(users, list):
             raise DataError(f"{path} is not in LEAF's format: its users are not a list.")
         for user in map(str, users):
-            data = known.get(user)
+            data = data_by_user.get(user)
             x, y = (data.get("x"), data.get("y")) if isinstance(data, dict) else (None, None)
             if not isinstance(x, list) or not isinstance(y, list):
                 raise DataError(f"{path}: user {user!r} has no lists x and y.")

@@ -157,6 +157,6 @@ def medmnist(
         x, y = np.concatenate([x, content["val_images"]]), np.concatenate([y, content["val_labels"]])
     train, test = arrays(x, y), arrays(content["test_images"], content["test_labels"])
     settings = {"size": size, "validation": validation, "normalise": normalise}
-    apart = arrays(content["val_images"], content["val_labels"]) if validation == "apart" else None
+    valid = arrays(content["val_images"], content["val_labels"]) if validation == "apart" else None
     citation = bibtex("yang2023medmnist")
-    return Source(title.lower(), train, test, licence, citation, settings=settings, validation=apart)
+    return Source(title.lower(), train, test, licence, citation, settings=settings, validation=valid)

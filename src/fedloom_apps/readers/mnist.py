@@ -69,13 +69,19 @@ def mnist(root: str | Path | None = None, download: bool = False, normalise: boo
     writers = find(["mnist_writers.npz"], root)
     if not writers:
         return Source("mnist", train, test, "CC BY-SA 3.0", bibtex("lecun1998gradient"), settings=settings)
-    train_writers, other = read_npz(writers[0], ["writer_train", "writer_test"]).values()
-    if (len(train_writers), len(other)) != (len(train), len(test)):
+    train_writers, test_writers = read_npz(writers[0], ["writer_train", "writer_test"]).values()
+    if (len(train_writers), len(test_writers)) != (len(train), len(test)):
         raise DataError(f"{writers[0]} does not list as many writers as MNIST has images.")
     licence = "CC BY-SA 3.0 (images), BSD-style (writers, from QMNIST)"
     citation = bibtex("lecun1998gradient, yadav2019cold")
     return Source(
-        "mnist", train, test, licence, citation, **natural_clients(train_writers, other, "writer "), settings=settings
+        "mnist",
+        train,
+        test,
+        licence,
+        citation,
+        **natural_clients(train_writers, test_writers, "writer "),
+        settings=settings,
     )
 
 
@@ -100,13 +106,13 @@ CLASSES = {
 SCALE = (0.1722,), (0.3309,)
 
 
-def emnist_files(split: str, *others: tuple[str, ...], title: str = "") -> Files:
-    """The files of one split in torchvision's layout, after the alternative layouts ``others``."""
+def emnist_files(split: str, *layouts: tuple[str, ...], title: str = "") -> Files:
+    """The files of one split in torchvision's layout, after the alternative ``layouts``."""
     parts = ("train-images-idx3", "train-labels-idx1", "test-images-idx3", "test-labels-idx1")
     layout = tuple(f"EMNIST/raw/emnist-{split}-{part}-ubyte" for part in parts)
     origin = "https://www.nist.gov/itl/products-and-services/emnist-dataset"
     sums = {"gzip.zip": "md5 58c8d27c78d21e728a6bc7b3cc06412e"}
-    return Files(title or f"EMNIST {split}", (*others, layout), origin, sums, "EMNIST", {"split": split})
+    return Files(title or f"EMNIST {split}", (*layouts, layout), origin, sums, "EMNIST", {"split": split})
 
 
 TEN = emnist_files("letters", ("emnist_l.npz",), title="EMNIST-L")

@@ -64,16 +64,16 @@ def reddit(
     vocabulary = vocabulary_of(count, words)
     parts = [read(part, vocabulary, None if padded else length) for part in users]
     names = tuple(vocabulary) + tuple(f"unused {n}" for n in range(len(vocabulary), words))
-    train, *others = (Arrays(x, y, words, names) for x, y, _ in parts)
-    test, *kept = others
+    train, *held_out = (Arrays(x, y, words, names) for x, y, _ in parts)
+    test, *validation_sets = held_out
     return Source(
         name="reddit",
         train=train,
         test=test,
-        validation=kept[0] if kept else None,
+        validation=validation_sets[0] if validation_sets else None,
         licence=f"comments: their authors'; {leaf.LICENCE}",
         citation=bibtex("caldas2018leaf"),
-        **natural_clients(parts[0][2], parts[1][2], "user ", parts[2][2] if kept else None),
+        **natural_clients(parts[0][2], parts[1][2], "user ", parts[2][2] if validation_sets else None),
         settings={"words": words, "length": length, "padded": padded, "validation": validation},
     )
 

@@ -165,9 +165,9 @@ def published(
     role: str, windows: RoleSamples, tests: dict[str, RoleSamples], train: int | None, test: int | None
 ) -> tuple[RoleSamples, RoleSamples] | None:
     """A role's training and test samples as split by LEAF; None if it has too few."""
-    other = tests.get(role, windows.only(None))
-    enough = len(windows.starts) >= (train or 1) and (not tests or len(other.starts) >= (test or 0))
-    return (windows.only(slice(train)), other.only(slice(test))) if enough else None
+    test_windows = tests.get(role, windows.only(None))
+    enough = len(windows.starts) >= (train or 1) and (not tests or len(test_windows.starts) >= (test or 0))
+    return (windows.only(slice(train)), test_windows.only(slice(test))) if enough else None
 
 
 def read_windows(folder: Path) -> dict[str, RoleSamples]:

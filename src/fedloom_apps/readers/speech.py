@@ -56,8 +56,10 @@ def speech_commands(
     there = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] not in "._")
     if missing := [word for word in words if word not in there]:
         raise ConfigError(f"SpeechCommands has no word {missing[0]!r}; there are: {', '.join(there) or 'none'}.")
-    chosen = [word for word in there if word in words or not words]
-    names = [f"{word}/{name}" for word in chosen for name in sorted(os.listdir(folder / word)) if name.endswith(".wav")]
+    selection = [word for word in there if word in words or not words]
+    names = [
+        f"{word}/{name}" for word in selection for name in sorted(os.listdir(folder / word)) if name.endswith(".wav")
+    ]
     if strange := next((name for name in names if MARK not in name), None):
         raise DataError(f"{folder / strange} does not name its speaker: its name has no {MARK!r}.")
     valid, test = (np.isin(names, [*chain(*read_words(path))]) for path in lists)
@@ -72,13 +74,13 @@ def speech_commands(
         return sound
 
     sound = cached(folder / f"fedloom-{rate}.npz", stamp_of(paths, rate), make)
-    y = np.searchsorted(chosen, [name.partition("/")[0] for name in names])
+    y = np.searchsorted(selection, [name.partition("/")[0] for name in names])
     speaker = np.array([name.partition("/")[2].partition(MARK)[0] for name in names])
 
     def arrays(part: np.ndarray) -> Arrays:
         x = torch.empty(int(part.sum()), 1, rate)
         np.divide(sound[part][:, None], np.float32(32_768), out=x.numpy())
-        return Arrays(x, torch.from_numpy(y[part]), len(chosen), tuple(chosen))
+        return Arrays(x, torch.from_numpy(y[part]), len(selection), tuple(selection))
 
     return Source(
         name="speech_commands",
