@@ -156,7 +156,7 @@ def test_sums_that_are_lost_each_time_end_the_round(monkeypatch: pytest.MonkeyPa
     work = _Blocks.__new__(_Blocks)
     work.cut, work.t, totals = [range(1)], 0, []
     home = Fold()
-    work.cluster = SimpleNamespace(done=lambda queue, limit: [(RemoteJob([0], "fold", tuple), home, None)])  # type: ignore[assignment]
+    work.cluster = SimpleNamespace(answers=lambda queue, limit: [(RemoteJob([0], "fold", tuple), home, None)])  # type: ignore[assignment]
     work.engine = SimpleNamespace(receive_folds=lambda job, answer: {0: Fold()})  # type: ignore[assignment]
     monkeypatch.setattr(work, "_ranges", lambda missing: None, raising=False)
     monkeypatch.setattr(work, "one_by_one", lambda number: Fold(), raising=False)
