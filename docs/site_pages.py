@@ -17,7 +17,7 @@ from typing import Any
 from fedloom.base.documentation import ARGUMENT, SECTION, documentation
 from fedloom.base.errors import ConfigError
 from fedloom.base.registry import Entry
-from fedloom.base.settings import expected, format_value, to_plain
+from fedloom.base.settings import format_value, to_plain, type_in_words
 from fedloom.core import parts
 from fedloom.core.context import Batch, Context, Facts, Heard, Meeting, Output, RoundInfo
 from fedloom.core.links import Links
@@ -213,7 +213,7 @@ def settings(entry: Entry[Any], prefix: str) -> list[str]:
     """A table of the settings of a factory; empty if there are none."""
     helps = documentation(entry.factory)[1]
     rows = [
-        f"| `{prefix}{name}` | {default(parameter.default)} | {cell(expected(parameter.annotation))} | "
+        f"| `{prefix}{name}` | {default(parameter.default)} | {cell(type_in_words(parameter.annotation))} | "
         f"{cell(helps.get(name, ''))} |"
         for name, parameter in entry.parameters.items()
     ]

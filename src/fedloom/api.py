@@ -14,7 +14,7 @@ from torch import nn
 from fedloom import methods
 from fedloom.applications import applications, at, of_kind
 from fedloom.base.checks import one_of
-from fedloom.base.errors import ConfigError, outside
+from fedloom.base.errors import ConfigError, user_stacklevel
 from fedloom.config.keys import build, model_arguments, of_models
 from fedloom.config.schema import DEPLOYED
 from fedloom.core.federation import Federation
@@ -100,7 +100,7 @@ def run(
             experiment, out, resume=resume, checkpoint_every=checkpoint_every, keep=keep, callbacks=observers
         )
     for warning in result.summary["warnings"]:
-        warnings.warn(warning, stacklevel=outside())
+        warnings.warn(warning, stacklevel=user_stacklevel())
     return result
 
 

@@ -41,7 +41,7 @@ def preset(
     names: Mapping[str, str] | None = None,
 ) -> None:
     """Register a row of the table: ``make`` and ``fedloom.core.preset.factory`` are called when it is first used."""
-    methods.later(name, lambda: factory(make(name), summary, note, names), f"{__name__}.{name}")
+    methods.register_loader(name, lambda: factory(make(name), summary, note, names), f"{__name__}.{name}")
 
 
 def __getattr__(name: str) -> Callable[..., Method]:

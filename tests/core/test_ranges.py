@@ -11,7 +11,7 @@ import pytest
 from fedloom.base.errors import ConfigError
 from fedloom.base.ranges import Count, Decay, NonNegative, Range, Words, out_of_range, ranges
 from fedloom.base.registry import Registry
-from fedloom.base.settings import convert, expected
+from fedloom.base.settings import convert, type_in_words
 from fedloom.cli import main
 from fedloom.config.keys import Checkpoints
 from fedloom.core.local import Local
@@ -119,8 +119,8 @@ def test_bounds_that_belong_to_a_range_are_inside() -> None:
 
 
 def test_ranges_are_words_of_a_type_and_do_not_change_conversion() -> None:
-    assert expected(NonNegative) == "a number of at least 0"
-    assert expected(Count | None) == "a whole number of at least 1 or null"
+    assert type_in_words(NonNegative) == "a number of at least 0"
+    assert type_in_words(Count | None) == "a whole number of at least 1 or null"
     assert convert("steps", 2.0, Count | None) == 2
     assert convert("lr", 3, NonNegative) == 3.0
     with pytest.raises(ConfigError, match=r"lr is 'fast', but it must be a number of at least 0\."):

@@ -87,7 +87,7 @@ def test_what_is_written_never_goes_through_a_link(write: Callable[[Path], None]
 
 def test_a_mapped_file_holds_what_numpy_reads(tmp_path: Path) -> None:
     with files.whole_file(tmp_path / "x.npy") as file:
-        array = files.mapped(file, np.float32, (3, 2))
+        array = files.memory_map(file, np.float32, (3, 2))
         array[:] = np.arange(6).reshape(3, 2)
         array.flush()
     assert np.load(tmp_path / "x.npy", mmap_mode="r").tolist() == [[0, 1], [2, 3], [4, 5]]
@@ -97,7 +97,7 @@ def test_a_mapped_file_holds_what_numpy_reads(tmp_path: Path) -> None:
 def test_a_mapped_file_has_its_room_before_it_is_written_into(tmp_path: Path) -> None:
     """A write into a hole for which a full disk has no room would end the process, by a signal."""
     with files.new_file(tmp_path / "x.npy") as file:
-        files.mapped(file, np.float32, (1 << 20,))
+        files.memory_map(file, np.float32, (1 << 20,))
         assert os.fstat(file.fileno()).st_blocks * 512 >= 4 << 20
 
 

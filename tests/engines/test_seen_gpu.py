@@ -112,7 +112,7 @@ def trials() -> None:
     assert worker.exitcode == 3, "a worker forks nothing, so that nothing is spoilt"
     assert reason_against_forking() is None
     with pytest.raises(EOFError):
-        fork_safety.in_child(lambda: 1 / 0)
+        fork_safety.run_in_child(lambda: 1 / 0)
     with pytest.raises(ChildProcessError):  # no child is left
         os.waitpid(-1, os.WNOHANG)
 

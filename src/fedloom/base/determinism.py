@@ -36,24 +36,24 @@ def exact_gpu() -> Iterator[None]:
         return
     prepare_gpu()
     mode = torch.get_deterministic_debug_mode()
-    with ExitStack() as restored:
-        _set(restored, torch.backends.cudnn, "deterministic", True)
-        _set(restored, torch.backends.cudnn, "benchmark", False)
-        _set(restored, torch.utils.deterministic, "fill_uninitialized_memory", False)  # costs time, and changes no bits
-        restored.callback(torch.set_deterministic_debug_mode, mode)
+    with ExitStack() as restore:
+        _set(restore, torch.backends.cudnn, "deterministic", True)
+        _set(restore, torch.backends.cudnn, "benchmark", False)
+        _set(restore, torch.utils.deterministic, "fill_uninitialized_memory", False)  # costs time, and changes no bits
+        restore.callback(torch.set_deterministic_debug_mode, mode)
         torch.set_deterministic_debug_mode(max(mode, 1))  # 1 warns; 2, which refuses, is a user's choice
-        _without_tf32(restored)
+        _disable_tf32(restore)
         yield
 
 
-def _set(restored: ExitStack, place: Any, name: str, value: Any) -> None:
-    """Set an attribute until ``restored`` is closed."""
-    restored.callback(setattr, place, name, getattr(place, name))
+def _set(restore: ExitStack, place: Any, name: str, value: Any) -> None:
+    """Set an attribute until ``restore`` is closed."""
+    restore.callback(setattr, place, name, getattr(place, name))
     setattr(place, name, value)
 
 
-def _without_tf32(restored: ExitStack) -> None:
-    """Switch TF32 off in convolutions, recurrent layers and products, until ``restored`` is closed.
+def _disable_tf32(restore: ExitStack) -> None:
+    """Switch TF32 off in convolutions, recurrent layers and products, until ``restore`` is closed.
 
     PyTorch has an old setting for cuDNN and one for products, and a new one for each kind of operation. The old ones
     set the new ones, too, and are preferred, because reading them raises an error wherever new ones were set alone: a
@@ -64,19 +64,19 @@ def _without_tf32(restored: ExitStack) -> None:
         warnings.filterwarnings("ignore", "Please use the new API settings to control TF32")
         try:
             if cudnn.allow_tf32:
-                _set(restored, cudnn, "allow_tf32", False)
+                _set(restore, cudnn, "allow_tf32", False)
         except (RuntimeError, AttributeError):
-            _without(restored, getattr(cudnn, "conv", None), getattr(cudnn, "rnn", None))
+            _disable_tf32_of(restore, getattr(cudnn, "conv", None), getattr(cudnn, "rnn", None))
         try:
             if (level := torch.get_float32_matmul_precision()) != "highest":
-                restored.callback(torch.set_float32_matmul_precision, level)
+                restore.callback(torch.set_float32_matmul_precision, level)
                 torch.set_float32_matmul_precision("highest")
         except RuntimeError:
-            _without(restored, products)
+            _disable_tf32_of(restore, products)
 
 
-def _without(restored: ExitStack, *operations: Any) -> None:
+def _disable_tf32_of(restore: ExitStack, *operations: Any) -> None:
     """Set the new setting of operations that use TF32."""
-    for one in operations:
-        if getattr(one, "fp32_precision", None) == "tf32":
-            _set(restored, one, "fp32_precision", "ieee")
+    for operation in operations:
+        if getattr(operation, "fp32_precision", None) == "tf32":
+            _set(restore, operation, "fp32_precision", "ieee")

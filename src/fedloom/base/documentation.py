@@ -39,9 +39,9 @@ def bibtex(citation: str) -> str:
     >>> bibtex("darlow2018cinic").partition(",")[0]
     '@article{darlow2018cinic'
     """
-    known = _bibliography()
+    entries = _bibliography()
     keys = [key.strip() for key in citation.split(",")]
-    return "\n".join(known[key] for key in keys) if known.keys() >= {*keys} else citation.strip()
+    return "\n".join(entries[key] for key in keys) if entries.keys() >= {*keys} else citation.strip()
 
 
 @cache

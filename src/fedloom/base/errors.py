@@ -74,8 +74,8 @@ def in_one_line(error: BaseException, most: int = 200) -> str:
     return (printable(str(error))[:most] or type(error).__name__).rstrip(".")
 
 
-def of_extra(extra: str, name: str, what: str) -> Any:
-    """Import a module that an extra of this package installs, for ``what`` needs it."""
+def import_extra(extra: str, name: str, what: str) -> Any:
+    """Import a module that an extra of this package installs; ``what`` needs it."""
     try:
         return import_module(name)
     except (ImportError, RuntimeError) as error:  # RuntimeError: built for another PyTorch
@@ -87,8 +87,8 @@ def of_extra(extra: str, name: str, what: str) -> Any:
 
 
 @contextmanager
-def failing(what: str) -> Iterator[None]:
-    """Raise a ``ConfigError`` for an exception of a user's code; ``what`` begins the sentence."""
+def as_config_error(what: str) -> Iterator[None]:
+    """Turn an exception of a user's code into a ``ConfigError``; ``what`` begins the sentence."""
     try:
         yield
     except FedLoomError:
@@ -103,7 +103,7 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that the memory of this machine or of a GPU does not suffice.
+    """Whether an exception means that the memory of this machine or of a GPU is full.
 
     >>> is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"))
     True
@@ -163,7 +163,7 @@ ELSEWHERE = {
         for name in ("target_fit", "target_head", "target_prior")
     },
 }  # fmt: skip
-"""What to write instead of words of other libraries and other commands, by what is asked for and the word."""
+"""What to write instead of words of other libraries and other commands, by the kind of name and the word."""
 MANY = 60
 """A longer list of names would hide the closest one."""
 
@@ -171,7 +171,7 @@ MANY = 60
 def nearest(name: str, valid: Iterable[str], what: str = "") -> str:
     """The hint that ends an "unknown ..." message: the closest valid name, then all, unless too many to be read.
 
-    ``what`` is asked for: the kind of name, or what has the setting.
+    ``what`` is the kind of name, or the owner of the setting.
 
     >>> nearest("fedavgg", ["fedavg", "feddyn"])
     "did you mean 'fedavg'? There are: fedavg, feddyn."
@@ -192,8 +192,11 @@ def nearest(name: str, valid: Iterable[str], what: str = "") -> str:
 
 
 def closest(name: str, valid: Iterable[str], alike: float = 0.6) -> str | None:
-    """The valid name closest to a mistyped one, ignoring dashes; None if none is ``alike``, a ratio in [0, 1]."""
-    bare = {one.lstrip("-"): one for one in valid}
+    """The valid name closest to a mistyped one, leading dashes ignored.
+
+    None if none has at least the similarity ``alike``, in [0, 1].
+    """
+    bare = {option.lstrip("-"): option for option in valid}
     close = difflib.get_close_matches(name.lstrip("-"), bare, n=1, cutoff=alike)
     return bare[close[0]] if close else None
 
@@ -207,7 +210,7 @@ def is_ours(module: str) -> bool:
     return module.partition(".")[0] in ("fedloom", "fedloom_apps")
 
 
-def outside() -> int:
+def user_stacklevel() -> int:
     """The ``stacklevel`` of the caller's first caller outside this distribution."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and is_ours(str(frame.f_globals.get("__name__"))):

@@ -60,7 +60,7 @@ def replacement(path: Path, alone: bool = True) -> Iterator[Path]:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A new file that replaces ``path``, see ``replacement``; other processes may write it at the same time.
+    """A new file that replaces ``path``, as in ``replacement``; other processes may do so at the same time.
 
     Raises:
         OSError: if it cannot be written; nothing is left behind.
@@ -74,7 +74,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @contextmanager
 def writing(what: object, kind: type[FedLoomError] = DataError) -> Iterator[None]:
-    """Raise an error of this kind if the block cannot write, ``what`` in its sentence.
+    """Raise an error of this kind, about ``what``, if the block cannot write.
 
     >>> with writing("a.png"):
     ...     raise OSError(errno.EROFS, "Read-only file system")
@@ -89,7 +89,7 @@ def writing(what: object, kind: type[FedLoomError] = DataError) -> Iterator[None
         raise kind(f"{what} cannot be written: {error.strerror or error}; {room}choose another place.") from error
 
 
-def mapped(file: BinaryIO, dtype: DTypeLike, shape: tuple[int, ...]) -> np.memmap:
+def memory_map(file: BinaryIO, dtype: DTypeLike, shape: tuple[int, ...]) -> np.memmap:
     """A new array in an npy file that was opened for writing, mapped into memory."""
     dtype = np.dtype(dtype)
     about = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
@@ -104,7 +104,7 @@ def mapped(file: BinaryIO, dtype: DTypeLike, shape: tuple[int, ...]) -> np.memma
     return np.memmap(file, dtype, "r+", start, shape)
 
 
-def readable(path: Path) -> Path:
+def readable_path(path: Path) -> Path:
     """The same path, unless reading it might never end; a path that does not exist is left to its reader.
 
     Raises:
@@ -118,7 +118,7 @@ def readable(path: Path) -> Path:
 
 
 def memory() -> float:
-    """Bytes of memory that this process may use, of the machine's, its container's or its own limit; inf if unknown."""
+    """Bytes of memory that this process may use: the least limit of machine, container and process; inf if unknown."""
     limits = [math.inf]
     with suppress(AttributeError, ValueError, OSError):
         limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
@@ -136,8 +136,8 @@ def memory() -> float:
 def check_parquet(path: Path, file: Any, texts: bool = True) -> None:
     """Raise a ``DataError`` if memory cannot hold what a parquet file holds: few bytes may stand for many values.
 
-    With ``texts`` all of them are read, piece by piece: a file says neither how long they are where they repeat, nor
-    that it tells the truth about its size. Numbers are as many as it says.
+    With ``texts`` all texts are read, piece by piece: the file does not say how long repeated texts are, and may lie
+    about its size. Of numbers there are as many as it says.
     """
     groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
     columns = [group.column(place) for group in groups for place in range(group.num_columns)]
@@ -148,15 +148,15 @@ def check_parquet(path: Path, file: Any, texts: bool = True) -> None:
         most = 0  # of categories, which every piece of a group has anew
         for piece in file.iter_batches(PIECE, row_groups=[number], columns=long):
             piece.validate(full=True)  # texts may be none
-            once = sum(column.dictionary.nbytes for column in piece.columns if hasattr(column, "dictionary"))
-            check_memory(f"{path} unpacked", size := size + piece.nbytes - min(once, most))
-            most = max(once, most)
+            repeated = sum(column.dictionary.nbytes for column in piece.columns if hasattr(column, "dictionary"))
+            check_memory(f"{path} unpacked", size := size + piece.nbytes - min(repeated, most))
+            most = max(repeated, most)
 
 
-def check_memory(title: str, needed: float) -> None:
-    """Raise a ``DataError`` if memory cannot hold ``needed`` bytes."""
-    if needed > (there := memory()):
+def check_memory(title: str, size: float) -> None:
+    """Raise a ``DataError`` if memory cannot hold ``size`` bytes."""
+    if size > (limit := memory()):
         raise DataError(
-            f"{title} needs {needed / 1e9:.1f} GB of memory, but there are {there / 1e9:.1f} GB; "
+            f"{title} needs {size / 1e9:.1f} GB of memory, but there are {limit / 1e9:.1f} GB; "
             "choose smaller sizes or fewer samples."
         )

@@ -36,7 +36,7 @@ def backward_works() -> bool:
     if not sees_gpu():
         return True
     try:
-        return in_child(_backward)
+        return run_in_child(_backward)
     except (EOFError, OSError):
         return False
 
@@ -49,8 +49,8 @@ def backward_spoils() -> bool:
     return hasattr(os, "fork") and not mp.current_process().daemon and sees_gpu() and backward_works()
 
 
-def in_child(action: Callable[[], T]) -> T:
-    """What ``action`` returns in a forked process of one thread, which sees no GPU and ends at once.
+def run_in_child(action: Callable[[], T]) -> T:
+    """Run ``action`` in a forked process of one thread, which sees no GPU and ends at once; returns its result.
 
     Raises:
         EOFError: if it raises an exception, or the child dies.

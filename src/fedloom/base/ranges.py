@@ -29,7 +29,7 @@ class Range:
 
     >>> 0.5 in Range(0, 0.5), 0.5 in Range(0, 0.5, below=True), float("inf") in Range(0)
     (True, False, False)
-    >>> [str(one) for one in (Range(0, 1, below=True), Range(1), Range(0, above=True))]
+    >>> [str(interval) for interval in (Range(0, 1, below=True), Range(1), Range(0, above=True))]
     ['in [0, 1)', 'of at least 1', 'greater than 0']
     """
 
@@ -54,10 +54,10 @@ class Range:
     def _interval(self) -> str:
         return f"{'(' if self.above else '['}{self.low:.10g}, {self.high:.10g}{')' if self.below else ']'}"
 
-    def needed(self, value: float) -> str:
+    def requirement(self, value: float) -> str:
         """What a value outside must be, as the end of a sentence.
 
-        >>> Range(0).needed(-1), Range(0, 1).needed(2)
+        >>> Range(0).requirement(-1), Range(0, 1).requirement(2)
         ('must be at least 0, not -1', 'must lie in [0, 1], not 2')
         """
         if self.high < inf:
@@ -74,7 +74,7 @@ class Range:
 class Words:
     """The words of a ``Literal``.
 
-    >>> "adam" in Words(("adam", "sgd")), Words(("adam", "sgd")).needed("adm")
+    >>> "adam" in Words(("adam", "sgd")), Words(("adam", "sgd")).requirement("adm")
     (True, "is 'adm'; did you mean 'adam'? There are: adam, sgd")
     """
 
@@ -83,7 +83,7 @@ class Words:
     def __contains__(self, value: str) -> bool:
         return value in self.words
 
-    def needed(self, value: str) -> str:
+    def requirement(self, value: str) -> str:
         """What another word must be, as the end of a sentence."""
         return f"is {value!r}; {nearest(value, self.words).removesuffix('.')}"
 
@@ -98,7 +98,7 @@ NonNegativeInt = Annotated[int, Range(0)]
 Bound = Annotated[float, Range(0, above=True, infinite=True)]
 
 
-def out_of_range(made: Any) -> str | None:
+def out_of_range(record: Any) -> str | None:
     """What is wrong with the first field of a dataclass that is outside the range of its annotation; None if none is.
 
     >>> @dataclass
@@ -107,61 +107,62 @@ def out_of_range(made: Any) -> str | None:
     >>> out_of_range(Step()), out_of_range(Step(0.0))
     (None, 'lr must be a finite number greater than 0, not 0.0')
     """
-    fields = made.__dataclass_fields__
-    for name, known in ranges(type(made)).items():
-        if (own := getattr(made, name)) is fields[name].default:
+    fields = record.__dataclass_fields__
+    for name, allowed in ranges(type(record)).items():
+        setting = getattr(record, name)
+        if setting is fields[name].default:
             continue
-        for value in each(own):
-            if wrong := beyond(known, value):
+        for value in elements(setting):
+            if wrong := range_error(allowed, value):
                 return f"{name} {wrong}"
     return None
 
 
-def each(value: Any) -> Iterable[Any]:
+def elements(value: Any) -> Iterable[Any]:
     """The values of a list or a mapping, or the value itself."""
     if isinstance(value, Mapping):
         return value.values()
     return value if isinstance(value, list | tuple) else [value]
 
 
-def beyond(known: Range | Words, value: Any) -> str | None:
-    """What a value outside a range must be; None inside, and for a value of another type."""
-    if isinstance(known, Words):
-        return known.needed(value) if isinstance(value, str) and value not in known else None
-    return known.needed(value) if isinstance(value, Real) and float(value) not in known else None  # pyright: ignore
+def range_error(allowed: Range | Words, value: Any) -> str | None:
+    """What a value outside a range must be; None for a value inside it or of another type."""
+    if isinstance(allowed, Words):
+        return allowed.requirement(value) if isinstance(value, str) and value not in allowed else None
+    return allowed.requirement(value) if isinstance(value, Real) and float(value) not in allowed else None  # pyright: ignore
 
 
-def within(made: Any, where: str = "") -> None:
+def check_ranges(record: Any, where: str = "") -> None:
     """Raise a ``ConfigError`` for a field outside the range of its annotation; ``where`` begins the sentence."""
-    if wrong := out_of_range(made):
+    if wrong := out_of_range(record):
         raise ConfigError(f"{where}{wrong}.")
 
 
 @functools.cache
 def ranges(kind: type) -> dict[str, Range | Words]:
-    """The ranges of a dataclass's fields by name, those that it inherits too; of types that its module knows."""
-    found: dict[str, Range | Words] = {}
+    """The ranges of a dataclass's fields by name, inherited fields included, as far as its module knows their types."""
+    by_name: dict[str, Range | Words] = {}
     for owner in reversed(kind.__mro__):
-        known = vars(sys.modules.get(owner.__module__, sys))
+        namespace = vars(sys.modules.get(owner.__module__, sys))
         for name, hint in vars(owner).get("__annotations__", {}).items():
             try:
-                known_range = range_of(eval(hint, known, dict(vars(owner))) if isinstance(hint, str) else hint)
+                allowed = range_of(eval(hint, namespace, dict(vars(owner))) if isinstance(hint, str) else hint)
             except Exception:  # the type checker alone knows it
                 continue
-            found.pop(name, None)
-            found |= {} if known_range is None else {name: known_range}
-    return found
+            by_name.pop(name, None)
+            by_name |= {} if allowed is None else {name: allowed}
+    return by_name
 
 
 @functools.cache
 def range_of(annotation: Any) -> Range | Words | None:
-    """The range in an annotation, or in one option of it, like that of ``Count | None``."""
+    """The range in an annotation, or in one of its options, as in ``Count | None``."""
     if get_origin(annotation) is Literal:
         return Words(get_args(annotation))
     for extra in getattr(annotation, "__metadata__", ()):
         if isinstance(extra, Range):
             return extra
     for option in get_args(annotation):
-        if found := range_of(option):
-            return found
+        if inner := range_of(option):
+            return inner
     return None

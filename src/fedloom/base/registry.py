@@ -2,8 +2,8 @@
 
 A registry maps a name to a factory (a function or a frozen dataclass). The factory's signature *is* its configuration
 schema and its docstring *is* its description; the command line, ``fedloom list`` and the README's table read both from
-here. Names are known without the factories: a package says in which of its modules each one stands (``lazily``), and
-the module is imported when the name is first used.
+here. Names are known without the factories: a package says in which of its modules each factory is defined
+(``register_lazily``), and the module is imported when the name is first used.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any, Generic, TypeVar, overload
 
 from fedloom.base.documentation import documentation
 from fedloom.base.errors import ConfigError, nearest
-from fedloom.base.ranges import beyond, each, out_of_range, range_of
-from fedloom.base.settings import checked, signature
+from fedloom.base.ranges import elements, out_of_range, range_error, range_of
+from fedloom.base.settings import convert_argument, signature
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -28,11 +28,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 _titles: dict[Callable[..., Any] | str, str] = {}  # by factory, or by its place before it is loaded
 
 
-def titled(factory: Callable[..., Any]) -> str:
+def title_of(factory: Callable[..., Any]) -> str:
     """The kind and name under which a class or function was first registered, for messages; else its own name.
 
     >>> from fedloom.parts.drift import FedDynDrift
-    >>> titled(FedDynDrift), titled(dict)
+    >>> title_of(FedDynDrift), title_of(dict)
     ("drift 'dynamic'", 'dict')
     """
     return _titles.get(factory) or _titles.get(_place(factory)) or factory.__name__
@@ -46,7 +46,7 @@ class Ranged:
 
     def __post_init__(self) -> None:
         if wrong := out_of_range(self):
-            raise ConfigError(f"{titled(type(self))}: {wrong}.")
+            raise ConfigError(f"{title_of(type(self))}: {wrong}.")
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Entry(Generic[T]):
 
     @classmethod
     def of(cls, kind: str, name: str, factory: Callable[..., T], place: str) -> Entry[T]:
-        """The entry of a factory that is there already."""
+        """The entry of a factory that is loaded already."""
         return cls(kind, name, lambda: factory, place)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -83,21 +83,23 @@ class Entry(Generic[T]):
 
     def make(self, **settings: Any) -> T:
         """Call the factory."""
-        known = self.parameters
+        parameters = self.parameters
         for name in settings:
-            if name not in known:
+            if name not in parameters:
                 what = f"{self.kind} {self.name!r}"
-                raise ConfigError(f"{what} has no setting {name!r}; {nearest(name, known, what)}")
-        missing = [n for n, p in known.items() if p.default is p.empty and n not in settings]
+                raise ConfigError(f"{what} has no setting {name!r}; {nearest(name, parameters, what)}")
+        missing = [n for n, p in parameters.items() if p.default is p.empty and n not in settings]
         if missing:
             raise ConfigError(f"{self.kind} {self.name!r} needs a value for {', '.join(map(repr, missing))}.")
         what = f"{self.kind} {self.name!r}: "
-        made = {n: checked(what + n, value, known[n].annotation) for n, value in settings.items()}
-        for name, value in made.items():
-            allowed = range_of(known[name].annotation)
-            if wrong := next((w for one in each(value) if allowed and (w := beyond(allowed, one))), None):
+        arguments = {n: convert_argument(what + n, value, parameters[n].annotation) for n, value in settings.items()}
+        for name, value in arguments.items():
+            allowed = range_of(parameters[name].annotation)
+            if wrong := next(
+                (w for element in elements(value) if allowed and (w := range_error(allowed, element))), None
+            ):
                 raise ConfigError(f"{what}{name} {wrong}.")
-        return self.factory(**made)
+        return self.factory(**arguments)
 
 
 class Registry(Generic[T]):
@@ -146,18 +148,18 @@ class Registry(Generic[T]):
             _titles.setdefault(factory, f"{self.kind} {key!r}")
             shared = self._shared.keys() & parameters
             if shared and (missing := shared - documentation(factory)[1].keys()):
-                told = "".join([f"    {name}: {text}\n" for name, text in self._shared.items() if name in missing])
+                lines = "".join([f"    {name}: {text}\n" for name, text in self._shared.items() if name in missing])
                 before, _, after = inspect.cleandoc(factory.__doc__ or "").partition("\n\nArgs:\n")
-                factory.__doc__ = f"{before}\n\nArgs:\n{told}{after}"
+                factory.__doc__ = f"{before}\n\nArgs:\n{lines}{after}"
             return factory
 
         return add if factory is None else add(factory)
 
-    def later(self, name: str, load: Callable[[], Callable[..., T]], place: str) -> None:
+    def register_loader(self, name: str, load: Callable[[], Callable[..., T]], place: str) -> None:
         """Register a factory that ``load`` imports or makes when it is first used; ``place`` says where it is defined.
 
         Raises:
-            ConfigError: if the name is that of a factory defined elsewhere. One defined in the same place is replaced,
+            ConfigError: if a factory defined elsewhere has the name. A factory defined in the same place is replaced,
                 as when a cell of a notebook is run again.
         """
         self._add([Entry(self.kind, name, load, place)])
@@ -170,31 +172,31 @@ class Registry(Generic[T]):
             self._names[entry.place] = entry.name
             _titles.setdefault(entry.place, f"{entry.kind} {entry.name!r}")
 
-    def lazily(self, package: str, places: Sequence[str], *others: str) -> Callable[[str], Any]:
+    def register_lazily(self, package: str, places: Sequence[str], *exports: str) -> Callable[[str], Any]:
         """Register factories of a package's modules by name; returns the ``__getattr__`` of the package.
 
         Args:
             package: the package's ``__name__``.
-            places: the module and attribute of each factory, after its name and an equals sign where that is not the
-                attribute's in lower case, like ``["scaffold.Scaffold", "dynamic=feddyn.FedDynDrift"]``.
-            others: modules and attributes that the package exports unregistered, likewise.
+            places: the module and attribute of each factory, after its name and an equals sign unless the name is the
+                attribute in lower case, like ``["scaffold.Scaffold", "dynamic=feddyn.FedDynDrift"]``.
+            exports: modules and attributes that the package exports without registering them, likewise.
         """
         names = {at.rpartition("=")[2]: at.partition("=")[0].rpartition(".")[2].lower() for at in places}
         self._add([Entry(self.kind, n, partial(_at, package, at), f"{package}.{at}") for at, n in names.items()])
-        return lazily(package, *names, *others)
+        return lazy_attributes(package, *names, *exports)
 
     def name_of(self, factory: Callable[..., Any]) -> str | None:
         """The name under which a factory is registered."""
         return self._names.get(factory) or self._names.get(_place(factory))
 
     def __getitem__(self, name: str) -> Entry[T]:
-        if not isinstance(name, str) or (found := self.canonical(name)) not in self._entries:
+        if not isinstance(name, str) or (registered := self.canonical(name)) not in self._entries:
             hint = nearest(str(name).lower().replace("-", "_"), self._entries, self.kind)
             raise ConfigError(
                 f"unknown {self.kind} {name!r}; {hint} A name of your own needs its module: --import MODULE, "
                 "or in Python import MODULE first."
             )
-        return self._entries[found]
+        return self._entries[registered]
 
     def canonical(self, name: str) -> str:
         """The registered name that equals ``name`` up to case and hyphens; ``name`` itself if there is none.
@@ -221,10 +223,10 @@ class Registry(Generic[T]):
         """All names, in order of registration."""
         return list(self._entries)
 
-    def describe(self, made: Any) -> dict[str, Any]:
+    def describe(self, record: Any) -> dict[str, Any]:
         """Registered name and settings of a frozen dataclass, as plain data."""
-        return {"name": self.name_of(type(made)) or type(made).__name__} | {
-            f.name: getattr(made, f.name) for f in fields(made)
+        return {"name": self.name_of(type(record)) or type(record).__name__} | {
+            f.name: getattr(record, f.name) for f in fields(record)
         }
 
     def make(self, name: str, /, **settings: Any) -> T:
@@ -232,8 +234,10 @@ class Registry(Generic[T]):
         name, more = self.shorthand(name)
         return self[name].make(**more, **settings)
 
-    def of(self, choice: str | Mapping[str, Any], /, **known: Any) -> T:
-        """Make what a name, or a mapping of its name and settings, says; with those of ``known`` that it takes.
+    def of(self, choice: str | Mapping[str, Any], /, **context: Any) -> T:
+        """Call the factory that a name, or a mapping of a name and settings, chooses.
+
+        Of ``context``, further arguments, a factory gets those that it takes and that ``choice`` does not set.
 
         >>> texts = Registry[str]("text")
         >>> @texts.register
@@ -247,8 +251,8 @@ class Registry(Generic[T]):
         name = settings.pop("name", None)
         if not isinstance(name, str):
             raise ConfigError(f"{self.kind} {choice!r} is neither a name nor a mapping with a name and settings.")
-        taken = self[self.shorthand(name)[0]].parameters
-        return self.make(name, **({key: value for key, value in known.items() if key in taken} | settings))
+        parameters = self[self.shorthand(name)[0]].parameters
+        return self.make(name, **({key: value for key, value in context.items() if key in parameters} | settings))
 
     def shorthand(self, name: str) -> tuple[str, dict[str, Any]]:
         """Split ``name:value`` into the name and the factory's first setting, if that one is required.
@@ -278,8 +282,8 @@ def _place(factory: Callable[..., Any]) -> str:
     return f"{factory.__module__}.{factory.__qualname__}"
 
 
-def lazily(package: str, *places: str) -> Callable[[str], Any]:
-    """The ``__getattr__`` of a package that imports ``module.attribute`` of its own when it is first used.
+def lazy_attributes(package: str, *places: str) -> Callable[[str], Any]:
+    """The ``__getattr__`` of a package, which imports each ``module.attribute`` when it is first used.
 
     An attribute must not have the name of a module of the package, which would take its place.
     """

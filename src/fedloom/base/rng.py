@@ -34,8 +34,8 @@ def stream(seed: int, purpose: str, *counters: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=key(seed, purpose, *counters)))
 
 
-class Restarted:
-    """One generator that is set to the beginning of one stream after another, which takes a sixth of making them."""
+class ReusedGenerator:
+    """One generator for many streams: to set it to the beginning of a stream takes a sixth of making another."""
 
     def __init__(self) -> None:
         self._philox = np.random.Philox(key=0)
@@ -44,14 +44,14 @@ class Restarted:
     def stream(self, seed: int, purpose: str, *counters: int) -> np.random.Generator:
         """The generator of ``stream``, until the next call.
 
-        >>> restarted = Restarted()
-        >>> [int(restarted.stream(0, "cohort", t).integers(100)) for t in (1, 2)] == [
+        >>> generator = ReusedGenerator()
+        >>> [int(generator.stream(0, "cohort", t).integers(100)) for t in (1, 2)] == [
         ...     int(stream(0, "cohort", t).integers(100)) for t in (1, 2)
         ... ]
         True
         """
-        whole = key(seed, purpose, *counters)
-        self._state["state"]["key"][:] = whole & (2**64 - 1), whole >> 64
+        stream_key = key(seed, purpose, *counters)
+        self._state["state"]["key"][:] = stream_key & (2**64 - 1), stream_key >> 64
         self._philox.state = self._state
         return self._draws
 
@@ -74,25 +74,27 @@ def seed_torch(seed: int, purpose: str, *counters: int) -> None:
 
 
 @contextmanager
-def undisturbed() -> Iterator[Callable[[], bool]]:
-    """Give the global CPU generators of PyTorch, Python and NumPy back as they were; yields whether any was used.
+def restore_generators() -> Iterator[Callable[[], bool]]:
+    """Restore the global CPU generators of PyTorch, Python and NumPy afterwards; yields whether any was used.
 
-    >>> with undisturbed() as drawn:
-    ...     before, _ = drawn(), random.random()
-    ...     before, drawn()
+    >>> with restore_generators() as has_drawn:
+    ...     before, _ = has_drawn(), random.random()
+    ...     before, has_drawn()
     (False, True)
     """
-    torchs, pythons = torch.default_generator.get_state(), random.getstate()
-    numpys = np.random.get_state(legacy=False)
+    torch_state, python_state = torch.default_generator.get_state(), random.getstate()
+    numpy_state = np.random.get_state(legacy=False)
 
-    def drawn() -> bool:
+    def has_drawn() -> bool:
         now = np.random.get_state(legacy=False)["state"]
-        same = all(np.array_equal(value, now[key]) for key, value in numpys["state"].items())
-        return not (same and torch.equal(torchs, torch.default_generator.get_state()) and pythons == random.getstate())
+        same = all(np.array_equal(value, now[key]) for key, value in numpy_state["state"].items())
+        return not (
+            same and torch.equal(torch_state, torch.default_generator.get_state()) and python_state == random.getstate()
+        )
 
     try:
-        yield drawn
+        yield has_drawn
     finally:
-        torch.default_generator.set_state(torchs)
-        random.setstate(pythons)
-        np.random.set_state(numpys)
+        torch.default_generator.set_state(torch_state)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)

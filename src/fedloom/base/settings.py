@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedloom.base.errors import ConfigError, in_words, nearest
-from fedloom.base.ranges import within
+from fedloom.base.ranges import check_ranges
 
 LARGEST = 2**63 - 1
 LONG = 200  # characters of a value that an error shows
@@ -31,51 +31,51 @@ def signature(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
     All callers share what is returned.
     """
-    made_by = factory.__init__ if inspect.isclass(factory) and not is_dataclass(factory) else factory
-    hints = get_type_hints(made_by, include_extras=True)
-    declared = getattr(factory, "__dataclass_fields__", {}).values()
-    fresh = {f.name: f.default_factory for f in declared if f.default_factory is not MISSING}
-    found = {}
+    constructor = factory.__init__ if inspect.isclass(factory) and not is_dataclass(factory) else factory
+    hints = get_type_hints(constructor, include_extras=True)
+    dataclass_fields = getattr(factory, "__dataclass_fields__", {}).values()
+    default_factories = {f.name: f.default_factory for f in dataclass_fields if f.default_factory is not MISSING}
+    settable = {}
     for name, p in inspect.signature(factory).parameters.items():
         if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
-            default = fresh[name]() if name in fresh else p.default
-            found[name] = p.replace(annotation=hints.get(name, p.annotation), default=default)
-    return found
+            default = default_factories[name]() if name in default_factories else p.default
+            settable[name] = p.replace(annotation=hints.get(name, p.annotation), default=default)
+    return settable
 
 
 def validate(
-    where: str, prefix: str, parameters: Parameters, given: Mapping[str, Any], grid: bool = False
+    where: str, prefix: str, parameters: Parameters, values: Mapping[str, Any], grid: bool = False
 ) -> dict[str, Any]:
-    """All settings of a factory as plain data: the given ones, validated and converted, and the others' defaults.
+    """All settings of a factory as plain data: those in ``values``, validated and converted, else the defaults.
 
     Args:
         where: what has these settings, as the start of error messages, like ``method 'feddyn'``.
         prefix: the configuration key they are under, like ``method.``.
         parameters: the factory's parameters.
-        given: values by name.
+        values: settings by name.
         grid: whether a list may be given for a single-valued setting; its elements are validated one by one.
     """
-    for name in given:
+    for name in values:
         if name not in parameters:
             advice = nearest(name, parameters, where) if parameters else "it has none."
             raise ConfigError(f"{where} has no setting {name!r}; {advice}")
-    found: dict[str, Any] = {}
+    plain: dict[str, Any] = {}
     for name, parameter in parameters.items():
-        key, value, kind = f"{prefix}{name}", given.get(name, parameter.default), parameter.annotation
+        key, value, kind = f"{prefix}{name}", values.get(name, parameter.default), parameter.annotation
         if value is EMPTY:
             raise ConfigError(f"{where} needs a value for {name!r}; give it as {key}=….")
-        if name in given and grid and is_grid(kind, value):
+        if name in values and grid and is_grid(kind, value):
             if not value:
                 raise ConfigError(f"{key} is an empty list.")
-            value = [convert(key, one, kind) for one in value]
-        elif name in given:
+            value = [convert(key, element, kind) for element in value]
+        elif name in values:
             value = convert(key, value, kind)
         try:
-            found[name] = to_plain(value.resolve() if isinstance(value, Path) else value)  # holds from any folder
+            plain[name] = to_plain(value.resolve() if isinstance(value, Path) else value)  # holds from any folder
         except TypeError:  # a default that only Python code can override
-            if name in given:
+            if name in values:
                 raise ConfigError(f"{key} cannot be set from a configuration, only from Python.") from None
-    return found
+    return plain
 
 
 def is_grid(annotation: Any, value: Any) -> bool:
@@ -131,18 +131,18 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def brief(record: Any) -> str:
+def short_repr(record: Any) -> str:
     """A dataclass as one would write it: with the fields that are not at their defaults.
 
     >>> from fedloom.parts.drift import FedDynDrift
-    >>> brief(FedDynDrift(alpha=0.5))
+    >>> short_repr(FedDynDrift(alpha=0.5))
     'FedDynDrift(alpha=0.5)'
     """
     words = []
-    for one in fields(record):
-        default = one.default if one.default_factory is MISSING else one.default_factory()
-        if one.repr and (text := repr(getattr(record, one.name))) != repr(default):
-            words.append(f"{one.name}={text}")
+    for entry in fields(record):
+        default = entry.default if entry.default_factory is MISSING else entry.default_factory()
+        if entry.repr and (text := repr(getattr(record, entry.name))) != repr(default):
+            words.append(f"{entry.name}={text}")
     return f"{type(record).__name__}({', '.join(words)})"
 
 
@@ -163,7 +163,7 @@ def convert(key: str, value: Any, annotation: Any) -> Any:
             raise ConfigError(f"{key} is {value:.3g}, but whole numbers go up to {LARGEST:.3g}.") from None
         text = format_value(value)
         text = text if len(text) <= LONG and "\n" not in text else in_words(value)  # of an array, its shape
-        raise ConfigError(f"{key} is {text}, but it must be {expected(annotation)}.") from None
+        raise ConfigError(f"{key} is {text}, but it must be {type_in_words(annotation)}.") from None
 
 
 def _convert(value: Any, annotation: Any) -> Any:
@@ -209,36 +209,40 @@ def _sequence(items: Sequence[Any], origin: Any, inner: tuple[Any, ...]) -> Any:
         kinds = inner
     else:
         raise TypeError
-    made = [_convert(item, kind) for item, kind in zip(items, kinds, strict=True)]
-    return tuple(made) if origin is tuple else made
+    values = [_convert(item, kind) for item, kind in zip(items, kinds, strict=True)]
+    return tuple(values) if origin is tuple else values
 
 
-def checked(key: str, value: Any, annotation: Any) -> Any:
+def convert_argument(key: str, value: Any, annotation: Any) -> Any:
     """``convert`` for a value given in Python: NumPy's numbers are numbers, and only plain types are checked.
 
-    >>> checked("method.alpha", "big", float)
+    >>> convert_argument("method.alpha", "big", float)
     Traceback (most recent call last):
     ...
     fedloom.base.errors.ConfigError: method.alpha is 'big', but it must be a number.
     """
     value = value.item() if type(value).__module__ == "numpy" and value.ndim == 0 else value
     numeric = isinstance(value, float) and not abs(value) <= LARGEST  # the factory's own range checks name the range
-    return value if numeric or not _plain(annotation) else convert(key, value, annotation)
+    return value if numeric or not _is_plain(annotation) else convert(key, value, annotation)
 
 
-def check_fields(made: Any, prefix: str = "") -> None:
+def check_fields(record: Any, prefix: str = "") -> None:
     """Convert the fields of a frozen dataclass to their annotated types and check their ranges.
 
     A mapping becomes a nested record.
     """
-    for name, parameter in _signature(type(made)).items():
-        value, kind = getattr(made, name), parameter.annotation
-        if type(value) is type(parameter.default) and name in _settled(type(made)) and value == parameter.default:
+    for name, parameter in _signature(type(record)).items():
+        value, kind = getattr(record, name), parameter.annotation
+        if (
+            type(value) is type(parameter.default)
+            and name in _stable_defaults(type(record))
+            and value == parameter.default
+        ):
             continue
         if is_dataclass(kind) and isinstance(kind, type) and isinstance(value, Mapping):
-            known = _signature(kind)
-            if lost := next((key for key in value if key not in known), None):
-                raise ConfigError(f"{prefix}{name} has no setting {lost!r}; {nearest(str(lost), known, name)}")
+            nested = _signature(kind)
+            if unknown := next((key for key in value if key not in nested), None):
+                raise ConfigError(f"{prefix}{name} has no setting {unknown!r}; {nearest(str(unknown), nested, name)}")
             value = kind(**value)
         elif is_dataclass(kind) and isinstance(kind, type) and not isinstance(value, kind):
             raise ConfigError(
@@ -246,14 +250,14 @@ def check_fields(made: Any, prefix: str = "") -> None:
                 "its settings."
             )
         else:
-            value = checked(prefix + name, value, kind)
-        object.__setattr__(made, name, value)
-    within(made, prefix)
+            value = convert_argument(prefix + name, value, kind)
+        object.__setattr__(record, name, value)
+    check_ranges(record, prefix)
 
 
 @cache
 def _signature(kind: type) -> Parameters:
-    """The fields of a dataclass with their types; none where a type is only known to its module."""
+    """The fields of a dataclass with their types; none if only its module knows one of them."""
     try:
         return signature(kind)
     except NameError:
@@ -261,52 +265,56 @@ def _signature(kind: type) -> Parameters:
 
 
 @cache
-def _settled(kind: type) -> frozenset[str]:
+def _stable_defaults(kind: type) -> frozenset[str]:
     """The fields of a dataclass whose default is a single value that conversion leaves as it is."""
     parameters = {
         name: p for name, p in _signature(kind).items() if isinstance(p.default, bool | int | float | str | None)
     }
     return frozenset(
-        name for name, p in parameters.items() if type(checked(name, p.default, p.annotation)) is type(p.default)
+        name
+        for name, p in parameters.items()
+        if type(convert_argument(name, p.default, p.annotation)) is type(p.default)
     )
 
 
 @cache
-def _plain(annotation: Any) -> bool:
+def _is_plain(annotation: Any) -> bool:
     """Whether all values of a type can be written in a configuration.
 
-    >>> _plain(tuple[int, ...] | None), _plain(Callable[[], int]), _plain(Mapping[str, float])
+    >>> _is_plain(tuple[int, ...] | None), _is_plain(Callable[[], int]), _is_plain(Mapping[str, float])
     (True, False, True)
     """
     annotation = bare_type(annotation)
     if annotation is Ellipsis or get_origin(annotation) is Literal:
         return True
     if get_origin(annotation) in (Union, types.UnionType, tuple, list, Sequence, Mapping, dict):
-        return all(map(_plain, get_args(annotation)))
+        return all(map(_is_plain, get_args(annotation)))
     return annotation in (bool, int, float, str, Path, type(None), Any)
 
 
-def expected(annotation: Any) -> str:
+def type_in_words(annotation: Any) -> str:
     """A type in words.
 
-    >>> expected(int | None), expected(tuple[int, ...]), expected(dict[str, float])
+    >>> type_in_words(int | None), type_in_words(tuple[int, ...]), type_in_words(dict[str, float])
     ('a whole number or null', 'a list of whole numbers', 'a mapping of names to numbers')
     >>> from fedloom.base.ranges import Count, Decay
-    >>> expected(Count | None), expected(Decay)
+    >>> type_in_words(Count | None), type_in_words(Decay)
     ('a whole number of at least 1 or null', 'a number in [0, 1)')
     """
     if get_origin(annotation) is Annotated:
-        return " ".join(filter(None, (expected(bare_type(annotation)), *map(str, get_args(annotation)[1:]))))
+        return " ".join(filter(None, (type_in_words(bare_type(annotation)), *map(str, get_args(annotation)[1:]))))
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
         options = sorted(inner, key=lambda option: option is type(None))
-        return " or ".join(dict.fromkeys(map(expected, filter(_typeable, options))) or map(expected, options))
+        return " or ".join(
+            dict.fromkeys(map(type_in_words, filter(_is_typeable, options))) or map(type_in_words, options)
+        )
     if origin is Literal:
         return "one of " + ", ".join(map(repr, inner))
     plural = {int: "whole numbers", float: "numbers", str: "names"}
     if origin in (tuple, list, Sequence):
         if origin is tuple and inner and inner[-1] is not Ellipsis:
-            return f"a list of {len(inner)} values ({', '.join(map(expected, inner))})"
+            return f"a list of {len(inner)} values ({', '.join(map(type_in_words, inner))})"
         return f"a list of {plural.get(bare_type(inner[0]) if inner else None, 'values')}"
     if (origin or annotation) in (Mapping, dict):
         return f"a mapping of names to {plural.get(bare_type(inner[1]) if inner else None, 'values')}"
@@ -315,12 +323,12 @@ def expected(annotation: Any) -> str:
     return words.get(annotation) or getattr(annotation, "__name__", str(annotation))
 
 
-def _typeable(annotation: Any) -> bool:
-    """Whether values of that type can be written in a configuration; some settings also accept Python objects."""
+def _is_typeable(annotation: Any) -> bool:
+    """Whether values of a type can be written in a configuration; some settings also accept Python objects."""
     annotation = bare_type(annotation)
-    given = (bool, int, float, str, Path, type(None), Mapping, Sequence)
+    types = (bool, int, float, str, Path, type(None), Mapping, Sequence)
     is_class = isinstance(annotation, type) and get_origin(annotation) is None  # Python 3.10 calls list[int] a type
-    return not is_class or issubclass(annotation, given)
+    return not is_class or issubclass(annotation, types)
 
 
 def format_value(value: Any) -> str:
@@ -338,8 +346,8 @@ def format_value(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else repr(value)
 
 
-def bare(value: Any) -> str:
+def format_unquoted(value: Any) -> str:
     """A value as typed on the command line, without quotes."""
     if isinstance(value, list | tuple):
-        return f"[{','.join(map(bare, value))}]"
+        return f"[{','.join(map(format_unquoted, value))}]"
     return value if isinstance(value, str) and value else format_value(value)

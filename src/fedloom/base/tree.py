@@ -16,7 +16,7 @@ from typing import Annotated as Shaped
 import torch
 from torch import Tensor
 
-__all__ = ["Bool", "Float", "Int", "Shaped", "Tree", "copied", "finite", "nbytes"]
+__all__ = ["Bool", "Float", "Int", "Shaped", "Tree", "finite", "fresh_copy", "nbytes"]
 
 Tree = dict[str, Tensor]
 
@@ -41,7 +41,7 @@ def finite(*trees: Mapping[str, Tensor]) -> bool:
     return all(bool(torch.isfinite(value).all()) for value in values)
 
 
-def copied(t: Tensor, device: torch.device | str | None = None) -> Tensor:
+def fresh_copy(t: Tensor, device: torch.device | str | None = None) -> Tensor:
     """A copy in freshly allocated memory: the summation order of some kernels depends on a tensor's alignment."""
     return torch.empty_like(t, device=device).copy_(t)
 

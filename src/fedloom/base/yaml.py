@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, NodeEvent
 
-from fedloom.base.files import readable
+from fedloom.base.files import readable_path
 
 DEPTH = 40
 NODES = 300_000
@@ -31,13 +31,13 @@ class Loader(PARSER):  # pyright: ignore[reportGeneralTypeIssues]
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """The mapping of a node."""
-        known: set[str] = set()
+        keys: set[str] = set()
         for key, _ in node.value:
             if key.tag == "tag:yaml.org,2002:str":
-                if key.value in known:
+                if key.value in keys:
                     twice = f"found duplicate key {key.value}"
                     raise yaml.constructor.ConstructorError(None, None, twice, key.start_mark)
-                known.add(key.value)
+                keys.add(key.value)
         return super().construct_mapping(node, deep)
 
 
@@ -93,14 +93,14 @@ def load(path: Path) -> Any:
         OSError: if the file cannot be read.
         YAMLError: (or another of ``YAMLProblem``) if it is malformed, nested too deeply, or would become too large.
     """
-    text = readable(path).read_text(encoding="utf-8")
+    text = readable_path(path).read_text(encoding="utf-8")
     _measure(text)
-    found: Any = yaml.load(text, Loader) if text.strip() else {}
-    if found is None or isinstance(found, str):
-        found = {} if found is None else {found: None}
-    elif not isinstance(found, dict | list):
+    content: Any = yaml.load(text, Loader) if text.strip() else {}
+    if content is None or isinstance(content, str):
+        content = {} if content is None else {content: None}
+    elif not isinstance(content, dict | list):
         raise yaml.YAMLError("it holds one value alone")
-    return _plain(found)
+    return _plain(content)
 
 
 def _plain(value: Any) -> Any:
@@ -117,21 +117,21 @@ def _plain(value: Any) -> Any:
 def _measure(text: str) -> None:
     """Check the number of nodes, with aliases expanded, and the depth before anything is built."""
     anchored: dict[str, int] = {}
-    opened: list[tuple[str | None, int]] = []
+    collections: list[tuple[str | None, int]] = []
     total = 0
     for event in yaml.parse(text, Loader):
         if isinstance(event, AliasEvent):
             total += anchored.get(event.anchor, 1)
         elif isinstance(event, CollectionStartEvent):
-            opened.append((event.anchor, total))
+            collections.append((event.anchor, total))
             total += 1
         elif isinstance(event, CollectionEndEvent):
-            anchor, before = opened.pop()
+            anchor, before = collections.pop()
             if anchor:
                 anchored[anchor] = total - before
         elif isinstance(event, NodeEvent):
             total += 1
-        if len(opened) > DEPTH:
+        if len(collections) > DEPTH:
             raise yaml.YAMLError(f"it is nested more than {DEPTH} levels deep")
         if total > NODES:
             raise yaml.YAMLError(f"it has more than {NODES:,} values, aliases written out")
@@ -174,14 +174,14 @@ def _at(reference: str, tree: Mapping[str, Any], within: tuple[str, ...]) -> Any
     """What a reference like ``${data.seed}`` or ``${views[0]}`` names."""
     if reference in within:
         raise ValueError(f"{reference} refers to itself")
-    found: Any = tree
+    value: Any = tree
     for key in re.split(r"[.\[\]]+", reference[2:-1].rstrip("]")):
-        known: Any = found if isinstance(found, Mapping) else dict(enumerate(found)) if isinstance(found, list) else {}
-        place = int(key) if isinstance(found, list) and key.isdecimal() else key
-        if place not in known:
+        items: Any = value if isinstance(value, Mapping) else dict(enumerate(value)) if isinstance(value, list) else {}
+        place = int(key) if isinstance(value, list) and key.isdecimal() else key
+        if place not in items:
             raise ValueError(f"there is nothing at {reference}")
-        found = known[place]
-    return _resolved(found, tree, (*within, reference))
+        value = items[place]
+    return _resolved(value, tree, (*within, reference))
 
 
 def _references(value: Any) -> int:

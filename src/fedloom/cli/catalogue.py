@@ -17,7 +17,7 @@ from fedloom.applications import applications, at
 from fedloom.base.documentation import bibtex, documentation
 from fedloom.base.errors import ConfigError, FedLoomError, nearest
 from fedloom.base.registry import Entry
-from fedloom.base.settings import EMPTY, bare, expected, signature
+from fedloom.base.settings import EMPTY, format_unquoted, signature, type_in_words
 from fedloom.config.keys import METHOD, RUN
 from fedloom.config.schema import CommandSchema
 from fedloom.config.sections import Choice, Record, Value
@@ -83,7 +83,7 @@ def rows_of(kind: str) -> Iterator[Row]:
     for key, choice in KINDS[kind]:
         for entry in choice.registry:
             defaults = ((name, p.default) for name, p in choice.parameters(entry.name).items())
-            line = "  ".join(name if value is EMPTY else f"{name}={bare(value)}" for name, value in defaults)
+            line = "  ".join(name if value is EMPTY else f"{name}={format_unquoted(value)}" for name, value in defaults)
             row = {"slot": key.removeprefix("method.")} if kind == "parts" else {}
             row |= {"name": entry.name, "description": entry.summary.replace("``", ""), "settings and defaults": line}
             yield row | ({"parts": parts_of(preset(entry))} if kind == "methods" else {})
@@ -141,17 +141,22 @@ def keys_of(schema: CommandSchema, selected: Callable[[str], bool]) -> Iterator[
             yield key_row(key, values[key]["name"], "a name", f"see fedloom list {kind}")
         elif isinstance(section, Value):
             meanings = documentation(section.owner)[1]
-            yield key_row(key, values[key], expected(section.parameter.annotation), meanings.get(key, ""))
+            yield key_row(key, values[key], type_in_words(section.parameter.annotation), meanings.get(key, ""))
         elif isinstance(section, Record):
             meanings = documentation(section.factory)[1]
             for name, p in signature(section.factory).items():
-                yield key_row(f"{key}.{name}", values[key][name], expected(p.annotation), meanings.get(name, ""))
+                yield key_row(f"{key}.{name}", values[key][name], type_in_words(p.annotation), meanings.get(name, ""))
 
 
 def key_row(key: str, value: Any, kind: str, meaning: str) -> Row:
     """One key with its default, type and meaning, in which Python's ``None`` is the ``null`` that is typed."""
     meaning = re.sub(r"\bNone\b", "null", meaning)
-    return {"key": key, "default": "required" if value is EMPTY else bare(value), "type": kind, "meaning": meaning}
+    return {
+        "key": key,
+        "default": "required" if value is EMPTY else format_unquoted(value),
+        "type": kind,
+        "meaning": meaning,
+    }
 
 
 def details(kind: str, name: str) -> Iterator[dict[str, Any]]:
@@ -165,7 +170,7 @@ def details(kind: str, name: str) -> Iterator[dict[str, Any]]:
         text, helps = documentation(entry.factory)
         prefix = f"{key}.{entry.name}" if key == "method.objective" else key
         keys = [
-            key_row(f"{prefix}.{setting}", p.default, expected(p.annotation), helps.get(setting, ""))
+            key_row(f"{prefix}.{setting}", p.default, type_in_words(p.annotation), helps.get(setting, ""))
             for setting, p in choice.parameters(entry.name).items()
         ]
         method = preset(entry) if choice is METHOD else None

@@ -26,7 +26,7 @@ from rich.table import Table
 from fedloom.applications import applications, at, of_kind
 from fedloom.base import fork_safety, yaml
 from fedloom.base.errors import CheckpointError, ClientError, ConfigError, FedLoomError
-from fedloom.base.files import readable, writing
+from fedloom.base.files import readable_path, writing
 from fedloom.base.settings import flatten
 from fedloom.config.keys import Shared, run_settings
 from fedloom.config.overrides import one_recipe, split_words
@@ -188,7 +188,7 @@ def _read_plan(schema: CommandSchema, parent: Path, words: Sequence[str]) -> Run
     """The runs of a stored plan, with words on their engine; those that have a run directory are resumed."""
     jobs = []
     home = parent.resolve()
-    text = readable(parent / PLAN).read_text(encoding="utf-8", errors="replace")
+    text = readable_path(parent / PLAN).read_text(encoding="utf-8", errors="replace")
     if (text.startswith(FIRST) and not text.endswith(LAST)) or not (runs := read(parent / PLAN)):
         raise CheckpointError(f"{parent / PLAN} was cut short, so that runs would be lost; bring back a copy of it.")
     for name, about in runs.items():

@@ -15,8 +15,8 @@ from torch.nn.parameter import is_lazy
 
 from fedloom.base.errors import ConfigError
 from fedloom.base.files import check_memory
-from fedloom.base.ranges import Count, within
-from fedloom.base.settings import bare
+from fedloom.base.ranges import Count, check_ranges
+from fedloom.base.settings import format_unquoted
 from fedloom.compute import computes
 from fedloom.config.schema import CommandSchema, Config
 from fedloom.config.sections import Choice, MethodChoice, Record, Section, Terms, arguments, sections_of
@@ -55,7 +55,7 @@ class Checkpoints:
     keep: Count = 2
 
     def __post_init__(self) -> None:
-        within(self, "checkpoint.")
+        check_ranges(self, "checkpoint.")
 
 
 def tracking(trackers: tuple[str, ...] = ()) -> list[Callback]:
@@ -189,7 +189,7 @@ def refuse_overridden(recipe: set[str], words: set[str], full: Mapping[str, Any]
         remedy = "" if "cohort" in words or by_hand else ", or add cohort=null"
         check_one_size(clients, full["participation"], full["cohort"], remedy)
     if "local.epochs" in words and full["local"]["steps"] is not None:
-        both_set = " and ".join(f"local.{name}={bare(full['local'][name])}" for name in ("epochs", "steps"))
+        both_set = " and ".join(f"local.{name}={format_unquoted(full['local'][name])}" for name in ("epochs", "steps"))
         remedy = "" if "local.steps" in words else ", or add local.steps=null"
         raise ConfigError(f"{both_set} both set the length of local training; leave one out{remedy}.")
 

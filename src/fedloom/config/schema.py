@@ -15,9 +15,9 @@ from fedloom.base import yaml
 from fedloom.base.errors import CheckpointError, ConfigError, first_line, nearest
 from fedloom.base.settings import (
     EMPTY,
-    bare,
     convert,
     flatten,
+    format_unquoted,
     format_value,
     signature,
     to_plain,
@@ -223,7 +223,7 @@ class CommandSchema:
                 has = [name for name, yes in having.items() if yes]
                 others = [name for name, yes in having.items() if not yes]
                 written = ",".join(
-                    [*others, *((f"{{name:{name},{setting}:{bare(override.values[0])}}}") for name in has)]
+                    [*others, *((f"{{name:{name},{setting}:{format_unquoted(override.values[0])}}}") for name in has)]
                 )
                 return (
                     f"{key}.{setting} is a setting of {' and '.join(has)}, but not of {' and '.join(others)}; "
@@ -280,7 +280,7 @@ class CommandSchema:
         if address not in ("", "auto", self._tree(words).get("engine", {}).get("address")):
             raise ConfigError(
                 f"{str(directory)!r} would send the data to {address!r} and run what comes from there; if that is your "
-                f"cluster, add engine.address={bare(address)}, and otherwise engine=serial."
+                f"cluster, add engine.address={format_unquoted(address)}, and otherwise engine=serial."
             )
 
     def _tree(self, values: Mapping[Key, Any]) -> Tree:
@@ -306,8 +306,8 @@ class CommandSchema:
                     and chosen in section.registry
                     and "network" in section.parameters(chosen)
                 ):
-                    message = f"the network of {chosen} is {where}.network={bare(value)}"
-                raise ConfigError(f"{where}={chosen} and {where}.name={bare(value)} choose two; {message}.")
+                    message = f"the network of {chosen} is {where}.network={format_unquoted(value)}"
+                raise ConfigError(f"{where}={chosen} and {where}.name={format_unquoted(value)} choose two; {message}.")
 
     def _overlay_all(self, start: Tree, layers: Sequence[Tree]) -> Tree:
         """The trees over the one at the start, one after the other."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedloom.base import rng
 from fedloom.base.errors import ConfigError
-from fedloom.base.ranges import Decay, within
+from fedloom.base.ranges import Decay, check_ranges
 from fedloom.base.registry import Registry
 from fedloom.base.tree import Float
 from fedloom.core.federation import Arrays, Split
@@ -48,7 +48,7 @@ class Attack:
     citation: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
-        within(self, "attack.")
+        check_ranges(self, "attack.")
 
     def hostile(self, clients: int, seed: int, trusted: Collection[int] = ()) -> np.ndarray:
         """The hostile clients, sorted, int64 [f]; clients in ``trusted`` belong to the server and are never hostile.
@@ -122,7 +122,7 @@ def none() -> None:
     """No client is hostile."""
 
 
-attacks.lazily(
+attacks.register_lazily(
     "fedloom_apps.audit",
     [
         "label_flip=attacks.LabelFlip", "attacks.Backdoor", "sign_flip=attacks.SignFlip", "attacks.Replacement",

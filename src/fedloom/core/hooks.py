@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping
 from functools import cache
 
-from fedloom.base.errors import ConfigError, closest, outside
+from fedloom.base.errors import ConfigError, closest, user_stacklevel
 from fedloom.core.needs import Needs
 from fedloom.core.parts import Part, Reduce
 
@@ -78,5 +78,5 @@ def _check_names(who: str, part: Part) -> None:
             raise ConfigError(f"{who} does nothing: it has no hook {name!r}; did you mean {close!r}?")
         helper = f"if it is a method of your own, call it {'_' + name!r}"
         warnings.warn(
-            f"{who}: {name!r} is not a hook; did you mean {close!r}? Otherwise, {helper}.", stacklevel=outside()
+            f"{who}: {name!r} is not a hook; did you mean {close!r}? Otherwise, {helper}.", stacklevel=user_stacklevel()
         )

@@ -17,7 +17,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from fedloom.base.errors import is_ours
-from fedloom.base.files import readable
+from fedloom.base.files import readable_path
 from fedloom.core.parts import Part
 
 CODE = re.compile(r" code [0-9a-f]{12}")
@@ -48,7 +48,7 @@ def of_part(part: Part) -> str:
 def of_file(path: Path) -> str:
     """A checksum of a file; what cannot be read is refused where it is used."""
     try:
-        return f"contents {hashlib.blake2b(readable(path).read_bytes(), digest_size=6).hexdigest()}"
+        return f"contents {hashlib.blake2b(readable_path(path).read_bytes(), digest_size=6).hexdigest()}"
     except OSError:
         return "unreadable"
 

@@ -11,7 +11,7 @@ import torch
 from fedloom.applications import shown
 from fedloom.base.documentation import bibtex
 from fedloom.base.errors import ConfigError, in_words
-from fedloom.base.settings import brief
+from fedloom.base.settings import short_repr
 from fedloom.core import compatibility
 from fedloom.core.composition import Composition
 from fedloom.core.hooks import check_declarations, overrides
@@ -54,7 +54,7 @@ class Method(Composition):
         >>> make("fedprox", mu=0.1)
         Method(name='fedprox', objective=(CrossEntropy(), Proximal(mu=0.1)))
         """
-        return brief(self)
+        return short_repr(self)
 
     def _repr_html_(self) -> str | None:
         return shown(self)

@@ -52,7 +52,7 @@ def traits(model: nn.Module, layout: Layout, inputs: Tensor | Samples) -> ModelT
     at = torch.linspace(0, len(inputs) - 1, 5).long()
     first, second = (moved(batch_of(inputs, at[rows].to(inputs.device)), "cpu") for rows in ([0, 1, 2], [0, 3, 4]))
     found = ModelTraits()
-    with torch.no_grad(), rng.undisturbed():
+    with torch.no_grad(), rng.restore_generators():
         copied = _Copy(model, layout)
         for training in (True, False):
             try:

@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 
 from fedloom.base.documentation import documentation
 from fedloom.base.errors import ConfigError, nearest
-from fedloom.base.settings import checked
+from fedloom.base.settings import convert_argument
 from fedloom.core.method import Method
 from fedloom.core.slots import SEVERAL
 
@@ -53,7 +53,7 @@ def factory(
             if name not in signature.parameters:
                 raise ConfigError(f"{what} has no setting {name!r}; {nearest(name, signature.parameters, what)}")
         for name, value in signature.bind(*values, **settings).arguments.items():
-            value = checked(f"{what}: {name}", value, signature.parameters[name].annotation)
+            value = convert_argument(f"{what}: {name}", value, signature.parameters[name].annotation)
             for place, field in places[name]:
                 changes[place][field] = value
         new: dict[str, Any] = {}

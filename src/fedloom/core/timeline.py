@@ -81,7 +81,7 @@ class World:
     available: Callable[[np.ndarray, float], np.ndarray] | None = None
     change: Callable[[float], float] = lambda time: inf
     punctual: Callable[[np.ndarray, float], np.ndarray] = lambda clients, seconds: np.ones(len(clients))
-    _draws: rng.Restarted = field(default_factory=rng.Restarted, init=False, repr=False, compare=False)
+    _draws: rng.ReusedGenerator = field(default_factory=rng.ReusedGenerator, init=False, repr=False, compare=False)
 
     def ready(self, clients: np.ndarray, time: float) -> np.ndarray:
         """Which of the clients can be invited at a time, bool [clients]."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fedloom.applications import at
-from fedloom.base.registry import lazily
+from fedloom.base.registry import lazy_attributes
 from fedloom.data.augment import augmentations
 from fedloom.data.federate import federate, save_partition, statistics
 from fedloom.data.labels import LabelNoise, Target, noises, targets
@@ -31,7 +31,7 @@ __all__ = [
     "partitions", "save_partition", "sources", "statistics", "streams", "targets", "task_stream",
 ]  # fmt: skip
 
-_lazy = lazily(__name__, "user.as_source", "sources.arrays.from_tensors")
+_lazy = lazy_attributes(__name__, "user.as_source", "sources.arrays.from_tensors")
 _STREAMS = "fedloom_apps.online.streams"
 
 

@@ -15,7 +15,7 @@ import torch
 from fedloom.base.errors import ConfigError, DataError, in_words, nearest
 from fedloom.base.files import whole_file, writing
 from fedloom.base.rng import stream
-from fedloom.base.settings import checked
+from fedloom.base.settings import convert_argument
 from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.core.samples import Collate, Samples
 from fedloom.data.labels import LabelNoise, Target, noises, targets
@@ -90,8 +90,8 @@ def federate(
     """
     if unknown:
         raise ConfigError(misplaced(unknown, source, partition))
-    clients, seed = checked("clients", clients, int | None), checked("seed", seed, int)
-    validation, unseen = checked("validation", validation, float), checked("unseen", unseen, float)
+    clients, seed = convert_argument("clients", clients, int | None), convert_argument("seed", seed, int)
+    validation, unseen = convert_argument("validation", validation, float), convert_argument("unseen", unseen, float)
     own = {"y": y, "test": test, "validation_set": validation_set, "features": features, "label": label,
            "client": client, "standardise": standardise}  # fmt: skip
     if not isinstance(source, str | Source):

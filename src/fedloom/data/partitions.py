@@ -28,8 +28,8 @@ from numpy import ndarray
 from numpy.random import Generator
 
 from fedloom.base.checks import one_of
-from fedloom.base.errors import ConfigError, DataError, of_extra, with_type
-from fedloom.base.files import readable
+from fedloom.base.errors import ConfigError, DataError, import_extra, with_type
+from fedloom.base.files import readable_path
 from fedloom.base.ranges import Count, NonNegative, NonNegativeInt, Positive
 from fedloom.base.registry import Registry
 from fedloom.base.settings import check_fields
@@ -706,7 +706,7 @@ def _lists_of_json(path: Path) -> list[ndarray]:
     from fedloom.data.sources.files import reading  # which imports rich
 
     with reading(path, "cannot be read as JSON"):
-        found = json.loads(readable(path).read_text(encoding="utf-8"))
+        found = json.loads(readable_path(path).read_text(encoding="utf-8"))
     if isinstance(found, dict) and {"users", "num_samples"} <= found.keys():
         counts = found["num_samples"]
         if not isinstance(counts, list) or not all(type(n) is int and n > 0 for n in counts):
@@ -798,7 +798,7 @@ class Flower(Partition):
 
 def table(labels: ndarray, groups: ndarray | None) -> Any:
     """The data as partitioners see them: a ``datasets.Dataset`` of labels, rows and natural clients, without inputs."""
-    of_extra("hub", "flwr_datasets", "partition=flower")
+    import_extra("hub", "flwr_datasets", "partition=flower")
     from datasets import Dataset  # pyright: ignore[reportMissingImports]
 
     columns = {"label": labels, "row": np.arange(len(labels))}

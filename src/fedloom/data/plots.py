@@ -11,13 +11,13 @@ import numpy as np
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fedloom.base.errors import DataError, of_extra
+from fedloom.base.errors import DataError, import_extra
 from fedloom.base.files import whole_file
 from fedloom.core.federation import Arrays, Federation
 from fedloom.data.augment import Scale
 from fedloom.data.federate import label_counts, statistics
 
-of_extra("plots", "matplotlib", "a picture")
+import_extra("plots", "matplotlib", "a picture")
 
 from matplotlib.axes import Axes  # noqa: E402
 from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: E402

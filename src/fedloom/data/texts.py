@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.base.errors import DataError, in_one_line, of_extra
+from fedloom.base.errors import DataError, import_extra, in_one_line
 from fedloom.data.columns import complete, present
 
 PAD = 0
@@ -107,7 +107,7 @@ def texts_of(frame: Any, column: str, what: str) -> list[str]:
 
 @cache
 def _of_transformers(name: str) -> Any:
-    transformers = of_extra("text", "transformers", f"a tokeniser {name!r}, which is neither words nor bytes,")
+    transformers = import_extra("text", "transformers", f"a tokeniser {name!r}, which is neither words nor bytes,")
     try:
         return transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # the hub and each file format fail in their own ways

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from fedloom.base.errors import DataError, in_words, nearest, outside
+from fedloom.base.errors import DataError, in_words, nearest, user_stacklevel
 from fedloom.core.federation import Arrays
 from fedloom.data.columns import FEW, as_texts, categories, clients_of, complete, encoded, is_frame, present
 from fedloom.data.sources import Source
@@ -114,14 +114,16 @@ def as_source(
         settings={"columns": columns} if columns else {},
     )
     if not source.train.has_numbers and len(source.train) and len(source.train.y.unique()) == 1:
-        warnings.warn(f"{name}: all samples have the same class; there is nothing to learn.", stacklevel=outside())
+        warnings.warn(
+            f"{name}: all samples have the same class; there is nothing to learn.", stacklevel=user_stacklevel()
+        )
     if columns and features is None:
         for column, cells in read_parts[0].x.items():
             if cells.dtype.kind in "iu" and len(cells) > FEW and (np.diff(cells.to_numpy()) == 1).all():
                 warnings.warn(
                     f"{name}: column {column!r} counts the rows and is an input; if it says nothing about them, name "
                     "the inputs with data.features (features= in Python).",
-                    stacklevel=outside(),
+                    stacklevel=user_stacklevel(),
                 )
     plain = {str(part) for part in read_parts[0].x.columns} if columns else set()
     numbers = [place for place, column in enumerate(columns) if column in plain]
@@ -356,7 +358,7 @@ def _torch(
             warnings.warn(
                 f"items of {what} differ when they are read again, as by a random transform, but each is read once for "
                 "the whole run; leave the transform out of the data set, and give augment=, like augment=['flip'].",
-                stacklevel=outside(),
+                stacklevel=user_stacklevel(),
             )
     return Columns(x, y, names=names if np.asarray(y).dtype.kind in "iub" else ())
 

@@ -79,7 +79,7 @@ def processes(
     return EngineFactory(partial(Processes, workers=workers, start=start, devices=devices), Processes.traits)
 
 
-engines.later("ray", lambda: at("fedloom_apps.ray.engine:ray"), "fedloom_apps.ray.engine.ray")
+engines.register_loader("ray", lambda: at("fedloom_apps.ray.engine:ray"), "fedloom_apps.ray.engine.ray")
 
 
 class Serial(Engine):

@@ -28,8 +28,8 @@ from rich.text import Text
 from torch import nn
 
 from fedloom.base.checks import at_least
-from fedloom.base.errors import ConfigError, in_words, nearest, outside
-from fedloom.base.ranges import Count, NonNegative, within
+from fedloom.base.errors import ConfigError, in_words, nearest, user_stacklevel
+from fedloom.base.ranges import Count, NonNegative, check_ranges
 from fedloom.experiment.console import (
     HEADLINES,
     LEVEL,
@@ -161,7 +161,7 @@ class EarlyStopping(Callback):
     better: Direction | None = None
 
     def __post_init__(self) -> None:
-        within(self, "EarlyStopping: ")
+        check_ranges(self, "EarlyStopping: ")
 
     def should_stop(self, history: Sequence[Mapping[str, Any]]) -> str | None:
         values = looks(history, self.metric)
@@ -170,7 +170,7 @@ class EarlyStopping(Callback):
             warnings.warn(
                 f"EarlyStopping waits for {self.metric!r}, which the rounds so far did not measure; "
                 f"{nearest(self.metric, measured)}",
-                stacklevel=outside(),
+                stacklevel=user_stacklevel(),
             )
         if since_best(values, (self.better or direction(self.metric)) == "max", self.min_delta) < self.patience:
             return None

@@ -22,7 +22,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from fedloom.base.errors import CheckpointError, FedLoomError, in_one_line, is_out_of_memory
-from fedloom.base.files import readable
+from fedloom.base.files import readable_path
 from fedloom.experiment import atomic
 
 FORMAT = 3
@@ -163,7 +163,7 @@ def read(path: Path) -> Checkpoint:
 
 def _bytes(file: Path) -> bytes:
     try:
-        return readable(file).read_bytes()
+        return readable_path(file).read_bytes()
     except FileNotFoundError:
         raise FileNotFoundError(f"its {file.name} is missing") from None
 

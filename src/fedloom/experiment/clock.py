@@ -216,7 +216,7 @@ def _trial(plan: ClientPlan, level: int, server: Server) -> tuple[float, float, 
 
     hook = register_module_forward_hook(keep)
     try:
-        with rng.undisturbed(), Operations() as counter:
+        with rng.restore_generators(), Operations() as counter:
             folded = Live(short).fold(replace(down, invited=(client,)), [client], [state], np.ones(1))
     finally:
         hook.remove()

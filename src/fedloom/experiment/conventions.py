@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedloom.base.errors import ConfigError, DataError, outside
+from fedloom.base.errors import ConfigError, DataError, user_stacklevel
 from fedloom.core.federation import Arrays
 
 APART = 2.0
@@ -57,7 +57,7 @@ def compare(theirs: Mapping[str, Any], ours: Mapping[str, Any], model: str) -> N
         warnings.warn(
             f"{model} learnt from inputs in another scale than these data have: they were normalised or standardised "
             "differently, so that it may be far off.",
-            stacklevel=outside(),
+            stacklevel=user_stacklevel(),
         )
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fedloom.base.checks import one_of
 from fedloom.base.determinism import exact_gpu
-from fedloom.base.errors import ConfigError, DataError, first_line, of_extra
+from fedloom.base.errors import ConfigError, DataError, first_line, import_extra
 from fedloom.base.files import writing
 from fedloom.core.federation import Arrays
 from fedloom.core.samples import Samples, batch_of, moved
@@ -249,7 +249,7 @@ def refuse_other(path: Path, format: str) -> None:
 def _program(module: nn.Module, sample: Tensor, format: str) -> bytes:
     """The whole computation of a module in a format."""
     for package in ("onnx", "onnxscript") if format == "onnx" else ():
-        of_extra("onnx", package, "format onnx")
+        import_extra("onnx", package, "format onnx")
     with _quiet(), torch.no_grad():
         traced, buffer = _traced(module, sample), io.BytesIO()
         if format == "torch-export":

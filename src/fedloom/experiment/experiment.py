@@ -15,7 +15,7 @@ from torch import nn
 from fedloom.base.checks import DType, one_of
 from fedloom.base.errors import ConfigError, DataError, in_words, nearest
 from fedloom.base.ranges import Decay, Range
-from fedloom.base.settings import brief, check_fields
+from fedloom.base.settings import check_fields, short_repr
 from fedloom.core.attack import Attack
 from fedloom.core.compose import named
 from fedloom.core.federation import Federation
@@ -147,7 +147,7 @@ class Experiment:
     config: Mapping[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        return brief(self)
+        return short_repr(self)
 
     def __post_init__(self) -> None:
         self._check_objects()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.applications import shown
-from fedloom.base.errors import CheckpointError, ClientError, ConfigError, nearest, outside
+from fedloom.base.errors import CheckpointError, ClientError, ConfigError, nearest, user_stacklevel
 from fedloom.base.tree import nbytes
 from fedloom.compute import computes, note, resolved
 from fedloom.core.hooks import overrides
@@ -143,7 +143,7 @@ def load(
     if changed := fingerprint.of_other_models(known, identity):
         raise CheckpointError(f"{path} is not a run of this experiment: {'; '.join(changed)}.")
     if changed := fingerprint.of_code(known, identity):
-        warn(f"{path} was trained with other code: {'; '.join(changed)}.", stacklevel=outside())
+        warn(f"{path} was trained with other code: {'; '.join(changed)}.", stacklevel=user_stacklevel())
     if round == "best":
         if (best := best_of(directory.metrics(), task.experiment.evaluation)) is None:
             raise CheckpointError(

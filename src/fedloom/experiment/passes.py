@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedloom.base.errors import failing
+from fedloom.base.errors import as_config_error
 from fedloom.core.context import Batch
 from fedloom.core.federation import Arrays, Split
 from fedloom.core.layout import Leaf, LiveModule, call
@@ -76,7 +76,7 @@ class LoadedModel:
             theta, buffers = theta[split:], buffers[own:]
         first = Weights(plan.theta0[plan.layout.shared_size :], plan.buffers0[plan.layout.shared_buffers :])
         first = shared if plan.method.keeps_own else first
-        with failing(f"personal {label(plan.method.personal)!r} makes no model of a client's state:"):
+        with as_config_error(f"personal {label(plan.method.personal)!r} makes no model of a client's state:"):
             plan.method.personal.fill(use, shared, first, own_values(state), Weights(theta, buffers))
 
     @property

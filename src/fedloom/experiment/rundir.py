@@ -29,7 +29,7 @@ import numpy as np
 
 from fedloom.base import yaml
 from fedloom.base.errors import CheckpointError, first_line
-from fedloom.base.files import check_parquet, readable, writing
+from fedloom.base.files import check_parquet, readable_path, writing
 from fedloom.experiment import atomic
 from fedloom.experiment.atomic import Lock
 
@@ -312,7 +312,7 @@ class RunDirectory:
         """All valid records in ``metrics.jsonl``, in file order."""
         path, records, broken = self.path / "metrics.jsonl", [], 0
         try:
-            text = readable(path).read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+            text = readable_path(path).read_text(encoding="utf-8", errors="replace") if path.exists() else ""
         except OSError as error:
             raise CheckpointError(f"{path} cannot be read ({error.strerror}).") from error
         for line in text.splitlines():

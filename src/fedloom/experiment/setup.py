@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map_only
 
 from fedloom.base import rng
-from fedloom.base.errors import ConfigError, failing, first_line, in_words, outside
+from fedloom.base.errors import ConfigError, as_config_error, first_line, in_words, user_stacklevel
 from fedloom.core.federation import Arrays, Federation, Split, Unlabelled
 from fedloom.core.hooks import overrides
 from fedloom.core.method import Method
@@ -58,7 +58,7 @@ def initial_model(factory: Callable[[], nn.Module], seed: int, dtype: torch.dtyp
     """
     with torch.random.fork_rng(devices=[]):
         rng.seed_torch(seed, "model")
-        with failing("the model's function, called without arguments, fails with"):
+        with as_config_error("the model's function, called without arguments, fails with"):
             model = factory()
         if not isinstance(model, nn.Module):
             raise ConfigError(f"the model's function returns {in_words(model)}; it must return a torch module.")
@@ -186,7 +186,7 @@ def _target_kind(experiment: Experiment, plan: ClientPlan, federation: Federatio
         warnings.warn(
             "the model returns probabilities, but binary cross entropy and metrics apply a sigmoid of their own, so "
             "that every sample counts as positive; return the logits, without the sigmoid at the end.",
-            stacklevel=outside(),
+            stacklevel=user_stacklevel(),
         )
     return kind
 
@@ -209,7 +209,7 @@ def _structures(experiment: Experiment, arrays: Arrays) -> None:
 
     What is not found here asks the samples for what only tensors have, and is refused by them.
     """
-    with failing("collate fails on two samples:"):
+    with as_config_error("collate fails on two samples:"):
         arrays.batch(torch.arange(min(len(arrays), 2)))
     method, local = experiment.method, experiment.local
     rows = {
@@ -355,7 +355,7 @@ def check_targets(method: Method, arrays: Arrays, out: Tensor, metrics: Sequence
         warnings.warn(
             "the model returns probabilities, but cross entropy applies a softmax of its own; return the logits, or "
             "training will be slow and its gradients small.",
-            stacklevel=outside(),
+            stacklevel=user_stacklevel(),
         )
     return kind
 
@@ -398,7 +398,7 @@ def try_loss(term: Term, out: Any, y: Any) -> None:
     """
     about = f"outputs {_form(out)} and targets {_form(y)}"
     name = f"objective {label(term)!r}"
-    with failing(f"{name} fails on {about}:"), torch.enable_grad():
+    with as_config_error(f"{name} fails on {about}:"), torch.enable_grad():
         outputs = tree_map_only(Tensor, lambda t: t.detach().clone().requires_grad_(t.is_floating_point()), out)
         value = term.test_loss(outputs, y)
     if (
@@ -484,7 +484,7 @@ def _levels(plan: ClientPlan, sample: Tensor) -> None:
     for level in plan.levels if plan.has_levels else ():
         assert level.submodel is not None
         mine = f"personal {label(plan.method.personal)!r}"
-        with failing(f"{mine} cannot make the network {level.submodel.name!r} of this model:"), torch.no_grad():
+        with as_config_error(f"{mine} cannot make the network {level.submodel.name!r} of this model:"), torch.no_grad():
             level.model.to("cpu").eval()(sample)
             if exchanged:
                 widths.add(level.model.features(sample).flatten(1).shape[1])  # pyright: ignore[reportCallIssue]

@@ -34,8 +34,8 @@ from safetensors.torch import load as load_tensors
 from torch import Tensor
 
 from fedloom.base.errors import CheckpointError, ConfigError
-from fedloom.base.files import readable
-from fedloom.base.tree import Tree, copied, nbytes
+from fedloom.base.files import readable_path
+from fedloom.base.tree import Tree, fresh_copy, nbytes
 from fedloom.experiment import atomic
 from fedloom.experiment.checkpoint import available
 from fedloom.rounds.exchange import PRIVATE, State
@@ -557,7 +557,7 @@ def check_forms(found: Forms, start: Mapping[str, Tensor], what: str) -> None:
 
 
 def _copied(state: State) -> State:
-    return {place: {name: copied(value) for name, value in tree.items()} for place, tree in state.items()}
+    return {place: {name: fresh_copy(value) for name, value in tree.items()} for place, tree in state.items()}
 
 
 def files_in(index: Mapping[str, Tensor]) -> list[StateFile]:
@@ -664,4 +664,6 @@ def collect_garbage(folder: Path, stores: Mapping[str, StateStore | None]) -> No
 
 def _files_of(index: Path) -> set[str]:
     """The files to which a checkpoint's index refers."""
-    return {file.name for file in files_in(load_tensors(readable(index).read_bytes()))} if index.exists() else set()
+    return (
+        {file.name for file in files_in(load_tensors(readable_path(index).read_bytes()))} if index.exists() else set()
+    )

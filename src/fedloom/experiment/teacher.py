@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from fedloom.applications import of_kind
-from fedloom.base.errors import CheckpointError, ConfigError, failing, in_one_line
+from fedloom.base.errors import CheckpointError, ConfigError, as_config_error, in_one_line
 from fedloom.base.settings import from_plain, validate
 from fedloom.core.compose import compose, resolve_method
 from fedloom.core.federation import Federation
@@ -49,7 +49,7 @@ def load_teacher(teacher: nn.Module | Path | str, federation: Federation, dtype:
     module = copy.deepcopy(teacher) if isinstance(teacher, nn.Module) else _from_run(Path(teacher), federation)
     module = module.to(device, dtype).eval().requires_grad_(False)
     sample = federation.train.arrays.x[:2].to(device)
-    with failing(f"the teacher does not take inputs of shape {_shape(federation)}:"), torch.no_grad():
+    with as_config_error(f"the teacher does not take inputs of shape {_shape(federation)}:"), torch.no_grad():
         out = module(sample.to(dtype) if sample.is_floating_point() else sample)
     if out.shape[-1] != federation.classes:
         raise ConfigError(f"the teacher has {out.shape[-1]} outputs, but the data have {federation.classes} classes.")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedloom.base.errors import ConfigError, first_line, of_extra
+from fedloom.base.errors import ConfigError, first_line, import_extra
 from fedloom.base.registry import Registry
 from fedloom.base.settings import flatten
 from fedloom.experiment.callbacks import Callback, RunInfo
@@ -42,7 +42,7 @@ class Tracker(Callback):
     """The extra of this package that installs it."""
 
     def __init__(self) -> None:
-        self.module: Any = of_extra(self.extra, self.library, f"trackers={self.name}")
+        self.module: Any = import_extra(self.extra, self.library, f"trackers={self.name}")
         self.run: RunInfo | None = None
         self.lost = False  # whether the library has failed in this run
 
@@ -122,4 +122,4 @@ class Tracker(Callback):
 
 
 trackers = Registry[Tracker]("tracker")
-trackers.lazily("fedloom_apps", ["trackers.TensorBoard", "trackers.MLflow", "trackers.WandB"])
+trackers.register_lazily("fedloom_apps", ["trackers.TensorBoard", "trackers.MLflow", "trackers.WandB"])

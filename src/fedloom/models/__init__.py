@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     )  # fmt: skip
 
 make = models.make
-__getattr__ = models.lazily(
+__getattr__ = models.register_lazily(
     __name__,
     [
         "adapters.efficientnet_b0", "adapters.timm", "transformers=adapters.transformer", "adapters.distilbert",

@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fedloom.base.errors import ConfigError, first_line, in_words, nearest, of_extra
-from fedloom.base.files import readable
+from fedloom.base.errors import ConfigError, first_line, import_extra, in_words, nearest
+from fedloom.base.files import readable_path
 from fedloom.base.ranges import NonNegativeInt
 from fedloom.models.classifier import Classifier, image, models, shape
 
@@ -188,7 +188,7 @@ EXTRAS = {"torchvision": "vision", "timm": "zoo", "transformers": "text", "peft"
 
 
 def _package(model: str, name: str) -> Any:
-    return of_extra(EXTRAS[name.partition(".")[0]], name, f"model {model!r}")
+    return import_extra(EXTRAS[name.partition(".")[0]], name, f"model {model!r}")
 
 
 def _make(model: str, make: Any, *args: Any, **settings: Any) -> Any:
@@ -457,8 +457,8 @@ def read_weights(path: Path, key: str) -> dict[str, Tensor]:
     """The tensors of such a file by name; ``key`` is the setting that names it, in an error message."""
     try:
         if path.suffix == ".safetensors":
-            return load_file(readable(path))
-        content = torch.load(readable(path), map_location="cpu", weights_only=True)
+            return load_file(readable_path(path))
+        content = torch.load(readable_path(path), map_location="cpu", weights_only=True)
     except MemoryError:
         raise
     except Exception as error:  # a damaged pickle fails in many ways

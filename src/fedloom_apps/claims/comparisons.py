@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 
 from fedloom.base.checks import one_of
 from fedloom.base.errors import ConfigError, nearest
-from fedloom.base.ranges import Positive, Range, each
+from fedloom.base.ranges import Positive, Range, elements
 from fedloom.base.settings import check_fields
 from fedloom.experiment.console import in_percent
 from fedloom.metrics import direction, rounds_to_target
@@ -174,8 +174,8 @@ def _compared(about: dict[str, Any], runs: Collection[str], names: Collection[st
     if lacking := {"table", "says", "compare", "figures"} - about.keys():
         raise ConfigError(f"it lacks {', '.join(sorted(lacking))}.")
     figures, compare = _figures(about.pop("figures"), names), about.pop("compare")
-    pairings = compare if isinstance(compare, Mapping) else {run: [] for run in map(str, each(compare))}
-    rivals = {run: [*map(str, each(others))] for run, others in pairings.items()}
+    pairings = compare if isinstance(compare, Mapping) else {run: [] for run in map(str, elements(compare))}
+    rivals = {run: [*map(str, elements(others))] for run, others in pairings.items()}
     if len(compared_names := [*rivals, *chain(*rivals.values())]) > ENTRIES:
         raise ConfigError(f"it compares more than {ENTRIES} runs.")
     for name in compared_names:

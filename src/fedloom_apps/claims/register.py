@@ -36,9 +36,9 @@ from typing import Any, NamedTuple
 
 from fedloom.base.checks import one_of
 from fedloom.base.errors import CheckpointError, ConfigError, DataError, FedLoomError, nearest
-from fedloom.base.files import readable
-from fedloom.base.ranges import Words, each, range_of
-from fedloom.base.settings import bare, flatten, signature
+from fedloom.base.files import readable_path
+from fedloom.base.ranges import Words, elements, range_of
+from fedloom.base.settings import flatten, format_unquoted, signature
 from fedloom.config import resolve
 from fedloom.config.keys import METHOD, RUN, build_method
 from fedloom.config.schema import read
@@ -124,7 +124,7 @@ class ClaimFile:
         if not self.stored.exists():
             return {"runs": {}, "looks": 1}
         with refusing(f"{str(self.stored)!r} cannot be read as results", ConfigError):
-            content = json.loads(readable(self.stored).read_text())
+            content = json.loads(readable_path(self.stored).read_text())
             if content.setdefault("looks", 1) not in range(1, LOOKS):
                 raise ValueError(f"looks must be a whole number from 1 to {LOOKS - 1}")
             for record in (record for seeds in content["runs"].values() for record in seeds.values()):
@@ -136,7 +136,7 @@ class ClaimFile:
 
     def words(self, run: str) -> list[str]:
         """The settings of one of its runs, as ``fedloom run`` takes them."""
-        return [f"{key}={bare(value)}" for key, value in self.runs[run].items()]
+        return [f"{key}={format_unquoted(value)}" for key, value in self.runs[run].items()]
 
     def judged(self, results: Mapping[str, Any]) -> list[tuple[Claim, Evidence | None]]:
         """Its claims with the evidence of results; None where one of the runs is missing altogether."""
@@ -180,7 +180,7 @@ def read_claim(path: Path) -> ClaimFile:
         ConfigError: if it is not what a claim file must be; the sentence begins with its name.
     """
     with claim_file(path):
-        if readable(path).is_file() and path.stat().st_size > SIZE:
+        if readable_path(path).is_file() and path.stat().st_size > SIZE:
             raise ConfigError(f"it has more than {SIZE:,} bytes.")
         return _parse(path, read(path))
 
@@ -287,7 +287,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
             raise ConfigError(f"{str(key)!r} is not a key; keys are words and dots.")
         if key.partition(".")[0] not in KEYS or key.rpartition(".")[2] in ELSEWHERE:
             raise ConfigError(f"{key} is not for a claim to set; {nearest(str(key).partition('.')[0], KEYS, 'key')}")
-        for item in each(value):
+        for item in elements(value):
             if isinstance(item, str):
                 if not NAME.fullmatch(item) or not _is_word(key, settings):
                     raise ConfigError(f"{key} is {item!r}, but a claim sets numbers and words of closed lists.")
@@ -305,7 +305,9 @@ def _is_word(key: str, settings: Mapping[str, Any]) -> bool:
         slot, _, setting = rest.partition(".")
         if setting and slot in SLOTS:
             choice = settings.get(f"method.{slot}")
-            entries = [SLOTS[slot][name] for name in each(choice) if name in SLOTS[slot]] if slot not in SEVERAL else []
+            entries = (
+                [SLOTS[slot][name] for name in elements(choice) if name in SLOTS[slot]] if slot not in SEVERAL else []
+            )
             return any(_has_words(entry.parameters, setting) for entry in entries)
         return _has_words(METHOD.parameters(str(settings.get("method", "fedavg"))), rest)
     if isinstance(section, Record):
@@ -345,10 +347,11 @@ def fit(directory: RunDirectory, files: Sequence[ClaimFile]) -> Fit:
             if not differing and type(seed) is int:  # not true, which is the run of seed 1
                 return Fit(file, run, str(seed))
             if nearest_fit is None or len(differing) < nearest_fit[0]:
-                differences = (
-                    f"{key} {bare(settings.get(key, 'none'))} ≠ {bare(claim_settings.get(key, 'none'))}"
+                values = (
+                    (key, *(format_unquoted(of.get(key, "none")) for of in (settings, claim_settings)))
                     for key in differing
                 )
+                differences = (f"{key} {here} ≠ {there}" for key, here, there in values)
                 nearest_fit = len(differing), f"{file.name}, {run}: {'; '.join([*differences][:3])}"
     raise CheckpointError(f"fits no claim; it is nearest to {nearest_fit[1] if nearest_fit else 'none'}.")
 
@@ -386,8 +389,10 @@ def _metric_value(record: Mapping[str, Any], metric: str) -> float | None:
 
     Where clients have no λ to choose, as published is as deployed.
 
-    >>> _measured({"clients/accuracy/mean": 0.5}, "as_published/accuracy/mean"), _measured({"loss": None}, "loss")
-    (0.5, nan)
+    >>> _metric_value({"clients/accuracy/mean": 0.5}, "as_published/accuracy/mean")
+    0.5
+    >>> _metric_value({"loss": None}, "loss")
+    nan
     """
     key = metric if metric in record else metric.replace(ON_TEST, "clients/", 1)
     if key not in record:

@@ -36,7 +36,7 @@ from typing import Any
 
 from scipy.special import stdtrit
 
-from fedloom.base.ranges import each
+from fedloom.base.ranges import elements
 from fedloom.metrics.curves import LEVEL, paired
 
 MOST = 0.05
@@ -245,7 +245,7 @@ def deciding(gain: Mapping[str, float], published: float = 0.0, looks: int = 1) 
 
 def evidence(claim: Claim, results: Mapping[str, Any], differs: str = "") -> Evidence:
     """A claim's evidence in the content of its file; ``differs``: how all its runs differ from the publication."""
-    figures_by_path = {path: figures_by_seed(claim, results, path) for path in each(claim.other)}
+    figures_by_path = {path: figures_by_seed(claim, results, path) for path in elements(claim.other)}
     paths = [path for path, figures in figures_by_path.items() if not any(map(isnan, figures.values()))] or [
         *figures_by_path
     ]

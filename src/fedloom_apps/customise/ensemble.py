@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.base.errors import ConfigError
-from fedloom.base.ranges import Count, NonNegativeInt, Positive, within
+from fedloom.base.ranges import Count, NonNegativeInt, Positive, check_ranges
 from fedloom.core.context import RoundInfo
 from fedloom.core.federation import Federation
 from fedloom.core.parts import Mixing
@@ -55,7 +55,7 @@ class TargetFit:
     batch_size: Count = 256
 
     def __post_init__(self) -> None:
-        within(self, "target_fit: ")
+        check_ranges(self, "target_fit: ")
 
     def __call__(self, data: ServerData, models: Tensor, buffers: Tensor, r: Tensor, p: Tensor) -> Fitted:
         """Fit to the target's inputs.

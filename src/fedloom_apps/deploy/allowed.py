@@ -14,8 +14,8 @@ from math import inf
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from fedloom.base.errors import ConfigError
-from fedloom.base.ranges import Range, Words, beyond, each, range_of
-from fedloom.base.settings import expected, signature, to_plain
+from fedloom.base.ranges import Range, Words, elements, range_error, range_of
+from fedloom.base.settings import signature, to_plain, type_in_words
 from fedloom.compute import computes
 from fedloom.config.keys import METHOD
 from fedloom.core.local import Local
@@ -72,7 +72,7 @@ def table() -> dict[str, str]:
         for place, parameters in _parameters_by_place()
         for key, p in parameters.items()
     ]
-    return {key: expected(_kind(key, kind)) for key, kind in settings if _is_closed(key, _kind(key, kind))}
+    return {key: type_in_words(_kind(key, kind)) for key, kind in settings if _is_closed(key, _kind(key, kind))}
 
 
 def _settings_by_place(values: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Parameter], Mapping[str, Any]]]:
@@ -126,11 +126,11 @@ def _fault(key: str, value: Any, annotation: Any) -> str | None:
     long = len(value) if isinstance(value, list | tuple | Mapping) else value if key in DEEP else 0
     if long > LONG:
         return f"asks for {long:,} values or layers, where {LONG:,} are allowed"
-    for item in [*each(value), *(value if isinstance(value, Mapping) else ())]:
+    for item in [*elements(value), *(value if isinstance(value, Mapping) else ())]:
         if isinstance(item, str) and not isinstance(bounds, Words):
             if key.rpartition(".")[2] not in NAMES or not NAME.fullmatch(item):
                 return "is not for a server to set"
-        elif bounds is not None and (wrong := beyond(bounds, item)):
+        elif bounds is not None and (wrong := range_error(bounds, item)):
             return wrong
         elif isinstance(item, int | float) and not isinstance(item, bool):
             has_end = isinstance(bounds, Range) and (bounds.high < inf or (bounds.infinite and item == inf))

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from fedloom.base.errors import ConfigError, DataError
-from fedloom.base.ranges import Range, within
+from fedloom.base.ranges import Range, check_ranges
 from fedloom.base.settings import from_plain, signature, to_plain, validate
 from fedloom.config.keys import CONDITIONS, build_method, model_factory
 from fedloom.config.schema import Config
@@ -67,7 +67,7 @@ class Assignment:
     model: str = ""
 
     def __post_init__(self) -> None:
-        within(self, "an assignment: ")
+        check_ranges(self, "an assignment: ")
 
     @property
     def facts(self) -> dict[str, Any]:

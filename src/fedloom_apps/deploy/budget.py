@@ -10,7 +10,7 @@ from math import inf
 from pathlib import Path
 
 from fedloom.base.errors import CheckpointError, ConfigError
-from fedloom.base.ranges import Count, Fraction, Positive, within
+from fedloom.base.ranges import Count, Fraction, Positive, check_ranges
 from fedloom.experiment.atomic import sync_folder, write_whole
 from fedloom.experiment.privacy import MISSING, ExampleAccountant, is_installed, total_epsilon
 from fedloom.parts.uplink import ClipNoise
@@ -28,7 +28,7 @@ class Budget:
     delta: Fraction = 1e-5
 
     def __post_init__(self) -> None:
-        within(self, "a node's budget: ")
+        check_ranges(self, "a node's budget: ")
         if not is_installed():
             raise ConfigError(MISSING)
 
@@ -145,7 +145,7 @@ class Quota:
     disk: Count = 1 << 36
 
     def __post_init__(self) -> None:
-        within(self, "a node's quota: ")
+        check_ranges(self, "a node's quota: ")
 
     @classmethod
     def parse(cls, text: str) -> Quota:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedloom.base.checks import all_hold
 from fedloom.base.errors import DataError, in_one_line, in_words
-from fedloom.base.ranges import Count, Probability, Range, within
+from fedloom.base.ranges import Count, Probability, Range, check_ranges
 from fedloom.base.rng import stream
 from fedloom.core.federation import Arrays, Index
 from fedloom.data.columns import complete, is_frame
@@ -85,7 +85,7 @@ class DataSpec:
     crop: bool = False
 
     def __post_init__(self) -> None:
-        within(self, "a data specification: ")
+        check_ranges(self, "a data specification: ")
         size = prod(self.inputs)
         conditions = {
             f"inputs must have 1 to {NUMBERS:,} numbers": bool(self.inputs) and size <= NUMBERS,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from fedloom.base.checks import all_hold
-from fedloom.base.ranges import Bound, Count, Range, within
+from fedloom.base.ranges import Bound, Count, Range, check_ranges
 from fedloom.config.keys import RUN
 from fedloom.config.schema import CommandSchema
 from fedloom.config.sections import Record
@@ -50,7 +50,7 @@ class Deployment:
     most_samples: Count | None = None
 
     def __post_init__(self) -> None:
-        within(self, "deploy.")
+        check_ranges(self, "deploy.")
         conditions = {
             "quorum cannot exceed nodes": self.nodes is None or self.quorum <= self.nodes,
             "inputs and classes belong together": (self.inputs is None) == (self.classes is None),

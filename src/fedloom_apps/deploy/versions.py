@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 
 from fedloom.base.errors import CheckpointError, DataError, first_line
-from fedloom.base.tree import copied
+from fedloom.base.tree import fresh_copy
 from fedloom.experiment import atomic
 from fedloom.experiment.store import Forms, check_forms, flat, forms, nested
 from fedloom.rounds.exchange import State
@@ -82,7 +82,7 @@ class Versions:
                 check_forms(forms(stored), flat(first(forms(stored))), "it")
         except (OSError, SafetensorError, ValueError) as error:
             raise CheckpointError(f"the state in {file} cannot be read ({error}).") from error
-        return nested({key: copied(t) for key, t in stored.items()})
+        return nested({key: fresh_copy(t) for key, t in stored.items()})
 
     def propose(self, round: int, ticket: str, state: State) -> str | None:
         """Keep a new state until it is known whether it counts; returns its version, None for an empty state."""

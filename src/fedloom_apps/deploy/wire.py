@@ -19,7 +19,7 @@ from safetensors.torch import load as load_tensors
 from torch import Tensor
 
 from fedloom.base.errors import FedLoomError, in_one_line
-from fedloom.base.tree import copied
+from fedloom.base.tree import fresh_copy
 from fedloom.experiment.atomic import as_file
 
 MAGIC, VERSION = b"fedloom\0", 1
@@ -74,7 +74,7 @@ def unpack(blob: bytes, limit: float = LIMIT) -> Packet:
         if not isinstance(kind, str) or not isinstance(facts, dict):
             raise TypeError("it names no kind, or holds no facts")
         _check_depth(facts)
-        tensors = {name: copied(t) for name, t in load_tensors(blob[end:]).items()}
+        tensors = {name: fresh_copy(t) for name, t in load_tensors(blob[end:]).items()}
     except Exception as error:  # each reader fails in its own ways
         raise WireError(f"a message is damaged: {in_one_line(error)}.") from error
     return Packet(kind, facts, tensors)

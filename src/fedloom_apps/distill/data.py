@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fedloom.base import rng
 from fedloom.base.errors import CheckpointError, ConfigError, DataError, first_line
-from fedloom.base.files import mapped, new_file, readable
+from fedloom.base.files import memory_map, new_file, readable_path
 from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.core.targets import are_numbers
 from fedloom.data import Source, sources
@@ -361,7 +361,7 @@ class TeacherCache:
         for file, like in self._named_outputs(self._probe()).items():
             path = final / f"{file}.npy"
             try:
-                outputs[file] = torch.from_numpy(np.load(readable(path), mmap_mode="c"))
+                outputs[file] = torch.from_numpy(np.load(readable_path(path), mmap_mode="c"))
             except (OSError, TypeError, ValueError) as error:
                 raise CheckpointError(f"{path} cannot be read ({first_line(error)}); delete {final}.") from error
             if (outputs[file].dtype, outputs[file].shape) != (like.dtype, (len(self.x), *like.shape[1:])):
@@ -379,7 +379,7 @@ class TeacherCache:
                     array = t.cpu().numpy()
                     if name not in files:
                         with new_file(part / f"{name}.npy") as file:
-                            files[name] = mapped(file, array.dtype, (len(self.x), *array.shape[1:]))
+                            files[name] = memory_map(file, array.dtype, (len(self.x), *array.shape[1:]))
                     files[name][rows] = array
             for file in files.values():
                 file.flush()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedloom.base import rng
 from fedloom.base.checks import DType
 from fedloom.base.errors import ConfigError
-from fedloom.base.ranges import Bound, Count, Decay, NonNegative, NonNegativeInt, Positive, Range, within
+from fedloom.base.ranges import Bound, Count, Decay, NonNegative, NonNegativeInt, Positive, Range, check_ranges
 from fedloom.base.settings import check_fields
 from fedloom.data.augment import Augmentation, pipeline
 from fedloom.rounds.plan import operand_dtype
@@ -191,7 +191,7 @@ class DistillExperiment:
     config: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        within(self)
+        check_ranges(self)
         if self.method.needs_teacher and self.teacher is None:
             raise ConfigError(
                 f"method {self.method.name!r} learns from a teacher; give a run directory, with teacher=runs/..., or a "

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedloom.base.checks import all_hold
 from fedloom.base.errors import ConfigError
-from fedloom.base.ranges import Bound, Count, NonNegative, NonNegativeInt, Positive, Range, within
+from fedloom.base.ranges import Bound, Count, NonNegative, NonNegativeInt, Positive, Range, check_ranges
 from fedloom.base.registry import Ranged, Registry
 from fedloom.parts.objectives.guidance import period, periodic_budget
 
@@ -274,7 +274,7 @@ class Guide:
     lr_restarts: bool = False
 
     def __post_init__(self) -> None:
-        within(self, "the guide: ")
+        check_ranges(self, "the guide: ")
         conditions = {
             "hidden must be two numbers of at least 1": len(self.hidden) == 2 and min(self.hidden) >= 1,
             "lam_min must not exceed lam_max": self.lam_min <= self.lam_max,
@@ -324,7 +324,7 @@ class Distiller:
     citation: str = ""
 
     def __post_init__(self) -> None:
-        within(self, f"{self.name}: ")
+        check_ranges(self, f"{self.name}: ")
         if not self.terms:
             raise ConfigError(f"method {self.name!r} has no terms, so the student would not be trained.")
         if self.guide is not None and not self.selective:

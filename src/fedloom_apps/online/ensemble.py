@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_map
 from fedloom.base import rng, tree
 from fedloom.base.checks import all_hold
 from fedloom.base.errors import ConfigError
-from fedloom.base.settings import bare
+from fedloom.base.settings import format_unquoted
 from fedloom.base.tree import Tree
 from fedloom.core.context import NO_ROUND, Batch
 from fedloom.core.federation import Arrays, Index, Split
@@ -157,7 +157,7 @@ def expert_label(expert: ExpertConfig) -> str:
     def setting_texts(part: OnlineLearner | Adaptation, *names: str) -> list[str]:
         settings = [(name, getattr(part, name)) for name in names]
         return [
-            f"{name} {value:g}" if isinstance(value, int | float) else f"{name} {bare(value)}"
+            f"{name} {value:g}" if isinstance(value, int | float) else f"{name} {format_unquoted(value)}"
             for name, value in settings
         ]
 

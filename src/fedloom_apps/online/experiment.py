@@ -12,8 +12,8 @@ from torch import nn
 from fedloom.base.checks import DType
 from fedloom.base.documentation import bibtex
 from fedloom.base.errors import ConfigError, first_line
-from fedloom.base.ranges import Count, Decay, NonNegativeInt, Range, within
-from fedloom.base.settings import bare, flatten, to_plain
+from fedloom.base.ranges import Count, Decay, NonNegativeInt, Range, check_ranges
+from fedloom.base.settings import flatten, format_unquoted, to_plain
 from fedloom.core.identity import of_function
 from fedloom.core.method import Method
 from fedloom.core.parts import Term
@@ -50,7 +50,7 @@ class Measures:
     ltm_tasks: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
-        within(self, "measures.")
+        check_ranges(self, "measures.")
         if list(self.sizes) != sorted(set(self.sizes)) or min(self.sizes, default=0) < 0:
             raise ConfigError(f"measures.sizes must be increasing numbers of at least 0, not {list(self.sizes)}.")
 
@@ -103,7 +103,7 @@ class Online:
     config: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        within(self)
+        check_ranges(self)
         if not len(self.stream):
             raise ConfigError("an online experiment needs at least one task.")
         experts = (replace(e, local=e.local.until(len(self.stream))) for e in self.experts)
@@ -156,7 +156,7 @@ class Online:
         settings = [flatten({"adaptation": asdict(e.adaptation), "local": asdict(e.local)}) for e in self.experts]
         keys = [key for key in settings[0] if len({repr(setting.get(key)) for setting in settings}) > 1]
         return [
-            ", ".join([label, *(f"{key} {bare(setting[key])}" for key in keys if key in setting)])
+            ", ".join([label, *(f"{key} {format_unquoted(setting[key])}" for key in keys if key in setting)])
             for label, setting in zip(labels, settings, strict=True)
         ]
 

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.base.ranges import Count, Fraction, NonNegativeInt, Positive, Probability, Range, within
+from fedloom.base.ranges import Count, Fraction, NonNegativeInt, Positive, Probability, Range, check_ranges
 from fedloom.base.registry import Ranged, Registry
 from fedloom.base.tree import Tree
 
@@ -297,7 +297,7 @@ class Hedge:
     citation = "freund1997decision"
 
     def __post_init__(self) -> None:
-        within(self, "hedge.")
+        check_ranges(self, "hedge.")
 
     def init(self, experts: int) -> Tensor:
         """The initial cumulative losses, zeros, float64 [G]."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from fedloom.base.errors import ClientError, ConfigError, first_line, of_extra
+from fedloom.base.errors import ClientError, ConfigError, first_line, import_extra
 from fedloom_apps.ray.actor import Actor, Packed
 
 QUEUED = 2  # jobs per worker: one running, one waiting, so that it never idles
@@ -83,7 +83,7 @@ class Cluster:
 
     def __init__(self, workers: int = 0, address: str = "", gpus: float = 0.0) -> None:
         os.environ.update({name: value for name, value in ENVIRONMENT.items() if name not in os.environ})
-        self.ray: Any = of_extra("ray", "ray", "engine 'ray'")
+        self.ray: Any = import_extra("ray", "ray", "engine 'ray'")
         self.address, self.gpus = address, gpus
         self.device = "cuda" if gpus else "cpu"  # of local work
         self.folder = ""  # of the files of a cluster started here

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedloom.base.errors import DataError
-from fedloom.base.files import check_memory, readable
+from fedloom.base.files import check_memory, readable_path
 from fedloom.data.sources.files import moments, one_name_each, reading
 
 IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
@@ -39,7 +39,7 @@ def read_idx(path: str | Path, dims: int | None = None) -> np.ndarray:
     def truncated(promised: int, actual: int) -> DataError:
         return DataError(f"{path} is truncated: its header promises {promised} bytes of data, but it holds {actual}.")
 
-    with open(readable(path), "rb") as raw:
+    with open(readable_path(path), "rb") as raw:
         gzipped = raw.read(2) == b"\x1f\x8b"
     try:
         with gzip.open(path) if gzipped else open(path, "rb") as file:
@@ -96,7 +96,7 @@ def read_pickle(path: Path, keys: list[str]) -> dict[str, Any]:
     Raises:
         DataError: if the file is truncated or damaged, lacks a key, or contains anything but plain data.
     """
-    with reading(path, "cannot be read as a pickle of plain data"), open(readable(path), "rb") as file:
+    with reading(path, "cannot be read as a pickle of plain data"), open(readable_path(path), "rb") as file:
         content = PlainUnpickler(file, encoding="latin1").load()
     missing = [key for key in keys if not isinstance(content, dict) or key not in content]
     if missing:
@@ -120,7 +120,7 @@ def read_table(
         DataError: if the file is not text, a column is missing, or a row has the wrong number of cells.
     """
     try:
-        with open(readable(path), newline="", encoding="utf-8-sig", errors="strict") as file:
+        with open(readable_path(path), newline="", encoding="utf-8-sig", errors="strict") as file:
             marks = csv.QUOTE_NONE if separator == "\t" else csv.QUOTE_MINIMAL
             reader = csv.reader(file, delimiter=separator, skipinitialspace=separator != "\t", quoting=marks)
             names = next(reader, []) if header else []
@@ -143,7 +143,7 @@ def read_table(
 def read_words(path: Path) -> list[list[str]]:
     """The words of every line of a text."""
     with reading(path, "is not a text"):
-        return [line.split() for line in readable(path).read_text(encoding="utf-8").splitlines()]
+        return [line.split() for line in readable_path(path).read_text(encoding="utf-8").splitlines()]
 
 
 def number(cell: str, where: object) -> float:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fedloom.base.documentation import bibtex
-from fedloom.base.errors import DataError, of_extra
+from fedloom.base.errors import DataError, import_extra
 from fedloom.core.federation import Arrays
 from fedloom.data.sources import Source, sources
 from fedloom.data.sources.files import Files, reads
@@ -94,7 +94,7 @@ def read_hospital(path: Path, missing: str) -> tuple[np.ndarray, np.ndarray]:
 
 def test_rows(labels: np.ndarray) -> np.ndarray:
     """FLamby's split of one hospital: mask of its test patients, bool [n]."""
-    train_test_split = of_extra("readers", "sklearn.model_selection", "data=heart").train_test_split
+    train_test_split = import_extra("readers", "sklearn.model_selection", "data=heart").train_test_split
     stratified = labels if len(np.unique(labels)) > 1 and np.bincount(labels).min() > 2 else None
     mask = np.zeros(len(labels), bool)
     if len(labels) > 2:

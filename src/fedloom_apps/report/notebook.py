@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup, escape
 
-from fedloom.base.settings import bare, flatten, signature, to_plain
+from fedloom.base.settings import flatten, format_unquoted, signature, to_plain
 from fedloom.core.federation import Federation
 from fedloom.core.links import Links, spectral_gap
 from fedloom.core.method import Method
@@ -67,7 +67,7 @@ def of_federation(federation: Federation) -> Rows:
     sizes, arrays = federation.train.index.sizes[: federation.seen], federation.train.arrays
     provenance = federation.provenance
     settings = dict(provenance.get("partition", {}))
-    words = [str(settings.pop("name", ABSENT)), *(f"{key} {bare(value)}" for key, value in settings.items())]
+    words = [str(settings.pop("name", ABSENT)), *(f"{key} {format_unquoted(value)}" for key, value in settings.items())]
     counts = {"training": federation.train, "validation": federation.validation, "test": federation.held_out}
     samples = [(f"{name} samples", str(len(split.index.rows))) for name, split in counts.items()]
     rows = [
@@ -100,7 +100,9 @@ def of_method(method: Method) -> Rows:
 
     def text(part: Part) -> str:
         settings = flatten({name: to_plain(getattr(part, name)) for name in signature(type(part))})
-        arguments = ", ".join(f"{name}={bare(value)}" for name, value in settings.items() if value is not None)
+        arguments = ", ".join(
+            f"{name}={format_unquoted(value)}" for name, value in settings.items() if value is not None
+        )
         summary = (type(part).__doc__ or "").strip().partition("\n")[0]
         return f"{label(part)}{f'({arguments})' if arguments else ''}: {summary}"
 

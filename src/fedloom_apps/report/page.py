@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 
-from fedloom.base.errors import FedLoomError, of_extra
+from fedloom.base.errors import FedLoomError, import_extra
 from fedloom_apps.report import comparisons, figures, render, tables
 from fedloom_apps.report.charts import Chart, Figure, as_json
 from fedloom_apps.report.groups import RunGroup, all_runs, read, select_groups
@@ -186,7 +186,7 @@ def write(
     charts = [figure for figure in all_figures if isinstance(figure, Chart)]
     tables = [table for section in sections for table in (*section.tables, section.folded) if table is not None]
     if files:
-        of_extra("plots", "matplotlib", "a figure for papers")
+        import_extra("plots", "matplotlib", "a figure for papers")
         from fedloom_apps.report import paper  # matplotlib is slow to import
 
         for name, content in paper.files(all_figures, files, only, style):

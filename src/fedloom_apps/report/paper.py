@@ -23,7 +23,7 @@ from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocat
 
 from fedloom.base.checks import one_of
 from fedloom.base.errors import ConfigError, first_line, printable
-from fedloom.base.files import readable
+from fedloom.base.files import readable_path
 from fedloom_apps.report.charts import COLOURS, Axis, Chart, Figure, Gantt, HeatMap, Network, spaced_indices
 
 MAX_LABELLED_NODES = 40
@@ -86,7 +86,7 @@ def styles(names: Sequence[str]) -> list[Any]:
 
 def _style(path: Path) -> Any:
     """A file's settings without its colour cycle, which matplotlib before 3.11 runs as Python; no figure uses it."""
-    lines = readable(path).read_text(encoding="utf-8").split("\n")
+    lines = readable_path(path).read_text(encoding="utf-8").split("\n")
     with TemporaryDirectory() as folder:
         copy = Path(folder) / path.name
         settings = (line for line in lines if line.partition(":")[0].strip() != "axes.prop_cycle")

@@ -14,7 +14,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from fedloom.base.errors import FedLoomError
-from fedloom.base.files import readable, writing
+from fedloom.base.files import readable_path, writing
 from fedloom.experiment.atomic import refuse_link, write_whole
 from fedloom_apps.report.tables import ReportTable
 
@@ -72,7 +72,7 @@ def write(path: Path, content: bytes | str) -> Path:
 def existing_text(path: Path) -> str:
     """The text of a page that is already there; empty without one."""
     try:
-        return readable(path).read_text(encoding="utf-8")
+        return readable_path(path).read_text(encoding="utf-8")
     except (OSError, ValueError):
         return ""
 

@@ -14,8 +14,8 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from fedloom.base.errors import ConfigError, FedLoomError, outside
-from fedloom.base.settings import bare, flatten
+from fedloom.base.errors import ConfigError, FedLoomError, user_stacklevel
+from fedloom.base.settings import flatten, format_unquoted
 from fedloom.core.local import cohort_size
 from fedloom.experiment.console import ABSENT
 from fedloom.experiment.rundir import RunDirectory, Status
@@ -267,7 +267,7 @@ def as_setting(value: Any) -> str:
         return f"[{','.join(map(as_setting, value))}]"
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{key}: {as_setting(item)}' for key, item in value.items())}}}"
-    return bare(value)
+    return format_unquoted(value)
 
 
 def _settings(flat: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -341,7 +341,9 @@ def load(path: Path) -> RunData:
     config, facts = _settings({k: as_setting(v) if isinstance(v, list | Mapping) else v for k, v in settings.items()})
     summary = directory.summary()
     if directory.changed:
-        warnings.warn(f"{path}: {directory.changed}; its numbers are not those of the run.", stacklevel=outside())
+        warnings.warn(
+            f"{path}: {directory.changed}; its numbers are not those of the run.", stacklevel=user_stacklevel()
+        )
     tables = {name: _table(directory, name, required_columns) for name, required_columns in TABLES.items()}
     if clients := tables["clients"]:
         tables["clients"] = select_rows(clients, clients["round"] == clients["round"].max())

@@ -10,7 +10,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from fedloom.base.errors import ConfigError, DataError, of_extra
+from fedloom.base.errors import ConfigError, DataError, import_extra
 from fedloom.cli.command import Command, Rows, RunPlan, in_directory
 from fedloom.config.keys import RUN, Shared, dealt
 from fedloom.config.keys import build as build_run
@@ -44,7 +44,7 @@ def build(config: Config, shared: Shared | None = None) -> SearchExperiment:
     candidate; the method's name does not matter.
     """
     for package in ("optuna", "matplotlib"):
-        of_extra("search", package, "a search")
+        import_extra("search", package, "a search")
     shared = shared or Shared()
     settings: SearchSettings = SETTINGS.instantiate(config["search"])
     for key in ("patience", "stop_at_target"):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fedloom.base import ranges
 from fedloom.base.checks import one_of
-from fedloom.base.ranges import Count, Fraction, NonNegativeInt, Positive, within
+from fedloom.base.ranges import Count, Fraction, NonNegativeInt, Positive, check_ranges
 from fedloom.base.registry import Registry
 from fedloom.core.hooks import overrides
 from fedloom.core.method import Method
@@ -61,7 +61,7 @@ class SearchSettings:
     seeds: Annotated[int, ranges.Range(2)] = 3
 
     def __post_init__(self) -> None:
-        within(self, "search.")
+        check_ranges(self, "search.")
         for slot in self.slots:
             one_of("search.slots has", slot, SEARCH_SLOTS)
 

@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedloom.base.errors import ConfigError, DataError, of_extra
+from fedloom.base.errors import ConfigError, DataError, import_extra
 from fedloom.metrics.distribution import alike, nearest, spread, within
 from fedloom.metrics.prediction import auroc
 from fedloom.models.adapters import read_weights
@@ -330,7 +330,7 @@ def inception(weights: str | Path) -> Features:
         weights: a state dict as ``.safetensors``, or saved by ``torch.save``; nothing is downloaded.
     """
     state = read_weights(Path(weights), "judge.inception")
-    vision = of_extra("vision", "torchvision.models", "a distance of Inception features")
+    vision = import_extra("vision", "torchvision.models", "a distance of Inception features")
     if "fc.weight" not in state:
         raise ConfigError(f"judge.inception={weights} holds no weights of Inception-v3.")
     classes = len(state["fc.weight"])

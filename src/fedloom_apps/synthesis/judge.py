@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fedloom.base import rng
 from fedloom.base.errors import ConfigError
-from fedloom.base.ranges import Count, NonNegative, NonNegativeInt, Positive, Range, within
+from fedloom.base.ranges import Count, NonNegative, NonNegativeInt, Positive, Range, check_ranges
 from fedloom.core.federation import Arrays, Federation
 from fedloom.data.augment import Pipeline, pipeline
 from fedloom.data.sources.generated import pixels
@@ -63,7 +63,7 @@ class ClassifierTraining:
     augment: tuple[str | Mapping[str, Any], ...] | None = None
 
     def __post_init__(self) -> None:
-        within(self, "judge.")
+        check_ranges(self, "judge.")
 
 
 @dataclass(frozen=True)

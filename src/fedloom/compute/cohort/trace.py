@@ -41,7 +41,7 @@ def in_training_mode(model: nn.Module) -> Iterator[None]:
     modes, attributes = [module.training for module in modules], [model_traits.attributes(module) for module in modules]
     model.train()
     training_attributes = [model_traits.attributes(module) for module in modules]
-    with rng.undisturbed() as has_drawn:
+    with rng.restore_generators() as has_drawn:
         try:
             yield
             if has_drawn():

@@ -32,7 +32,7 @@ def trial_reason(model: nn.Module, outputs: Outputs, samples: Tensor) -> str | N
     if not (on_cpu and fork_safety.backward_spoils()):
         return trial()
     try:
-        return fork_safety.in_child(trial)
+        return fork_safety.run_in_child(trial)
     except EOFError:
         return "the model's batched form cannot be tried (the process that tried it died)"
     except TimeoutError as error:

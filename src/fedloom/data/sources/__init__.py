@@ -142,8 +142,8 @@ def natural_clients(
 
 
 # The order is that in listings.
-sources.lazily(__name__, ["included.digits"])
-sources.lazily(
+sources.register_lazily(__name__, ["included.digits"])
+sources.register_lazily(
     "fedloom_apps.readers",
     [
         "mnist.mnist", "mnist.fashion_mnist", "mnist.emnist", "mnist.emnist_l", "cifar.cifar10", "cifar.cifar100",
@@ -152,7 +152,7 @@ sources.lazily(
         "heart.heart", "medical.isic2019", "medical.dermamnist", "medical.organcmnist",
     ],
 )  # fmt: skip
-sources.lazily(
+sources.register_lazily(
     __name__,
     [
         "included.synthetic", "included.intervals", "included.six_gaussians", "arrays.npz", "table.table", "table.text",

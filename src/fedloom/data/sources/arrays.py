@@ -21,8 +21,8 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from fedloom.base.errors import DataError, of_extra, outside
-from fedloom.base.files import check_memory, mapped, readable, whole_file, writing
+from fedloom.base.errors import DataError, import_extra, user_stacklevel
+from fedloom.base.files import check_memory, memory_map, readable_path, whole_file, writing
 from fedloom.base.ranges import Count
 from fedloom.core.federation import Arrays
 from fedloom.data.sources import Source, natural_clients, sources
@@ -185,8 +185,8 @@ def in_bytes(picture: Any) -> Any:
 
 def read_image(path: Path, size: int, crop: bool = False, resize: bool = True) -> np.ndarray:
     """One image as RGB, uint8 [size, size, 3]."""
-    Image = of_extra("images", "PIL.Image", "a folder of images")
-    with reading(path, "is damaged or not an image"), Image.open(readable(path)) as file:
+    Image = import_extra("images", "PIL.Image", "a folder of images")
+    with reading(path, "is damaged or not an image"), Image.open(readable_path(path)) as file:
         wide, high = file.size
         if (wide, high) != (size, size) and not resize:
             raise DataError(f"{path} is {wide} by {high} pixels, but {size} by {size} are expected.")
@@ -255,7 +255,7 @@ def warn_of_scales(source: Source, names: Sequence[str], columns: Sequence[int])
             f"{source.name}: column {names[columns[largest]]!r} has mean {mean[largest]:.3g} and standard deviation "
             f"{deviation[largest]:.3g}, with which models train poorly; data.standardise=true (standardise=True in "
             "Python) scales all columns of numbers.",
-            stacklevel=outside(),
+            stacklevel=user_stacklevel(),
         )
 
 
@@ -268,7 +268,7 @@ def warn_of_pixels(x: Tensor, name: str) -> None:
         warnings.warn(
             f"{name}: samples of shape {list(x.shape[1:])} hold values up to {float(sample.max()):.3g}, with which "
             "models train poorly; give images as 8-bit pixels (uint8), or scale them to 0..1, as dividing by 255 does.",
-            stacklevel=outside(),
+            stacklevel=user_stacklevel(),
         )
 
 
@@ -442,7 +442,7 @@ def _warn_of_gaps(y: Tensor, classes: int, name: str) -> None:
             f"{name}: labels are class numbers from 0 on, but of 0 to {classes - 1} only {used} have samples, and a "
             f"model made by its name has an output for all {classes}; number the classes from 0 on without gaps, or "
             "give their names as labels.",
-            stacklevel=outside(),
+            stacklevel=user_stacklevel(),
         )
 
 
@@ -459,7 +459,7 @@ def _check_classes(y: Tensor, v: Tensor, names: Sequence[str], name: str, split:
     warnings.warn(
         f"{message}, which no model can learn from the training samples; give both the same labels, or leave those "
         "samples out.",
-        stacklevel=outside(),
+        stacklevel=user_stacklevel(),
     )
 
 
@@ -481,7 +481,7 @@ def inputs(x: Tensor | np.ndarray, what: str = "x", warn: bool = True) -> Tensor
         warnings.warn(
             f"{what} holds samples of shape {list(x.shape[1:])}, which look like images with their channels last, but "
             "convolutional models take them first; give x.transpose(0, 3, 1, 2), or bytes (uint8) in this order.",
-            stacklevel=outside(),
+            stacklevel=user_stacklevel(),
         )
     return x.to(torch.float32 if x.is_floating_point() else torch.int64)
 
@@ -628,7 +628,7 @@ def decoded(paths: list[Path], pool: Path, size: int, crop: bool) -> Tensor:
     target = pool / f"fedloom-{stamp_of(paths, size, crop)}.npy"
     if not target.is_file():
         with writing(target), whole_file(target) as file:
-            array = mapped(file, np.float32, (len(paths), 3, size, size))
+            array = memory_map(file, np.float32, (len(paths), 3, size, size))
             for row, path in enumerate(with_progress(paths, pool.name)):
                 array[row] = read_image(path, size, crop).transpose(2, 0, 1) / np.float32(255)
             array.flush()

@@ -18,8 +18,8 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from fedloom.base.errors import DataError, in_one_line, of_extra, with_type
-from fedloom.base.files import check_memory, readable, whole_file
+from fedloom.base.errors import DataError, import_extra, in_one_line, with_type
+from fedloom.base.files import check_memory, readable_path, whole_file
 from fedloom.base.registry import Entry
 
 T = TypeVar("T")
@@ -146,7 +146,7 @@ def shorten(layout: Sequence[str]) -> list[str]:
 
 def fetch(title: str, kind: str, folder: Path, **options: Any) -> None:
     """Download with torchvision; files appear in ``folder`` only after the download is complete."""
-    datasets = of_extra("vision", "torchvision", f"a download of {title}").datasets
+    datasets = import_extra("vision", "torchvision", f"a download of {title}").datasets
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".download-") as part:
@@ -194,7 +194,7 @@ def reading(path: Path, failure: str) -> Iterator[None]:
 def read_npz(path: Path, keys: Sequence[str], optional: Sequence[str] = ()) -> dict[str, np.ndarray]:
     """Arrays of an npz file by name, without unpickling."""
     failure = "is truncated or not an npz file of plain arrays"
-    with reading(path, failure), np.load(readable(path), allow_pickle=False) as file:
+    with reading(path, failure), np.load(readable_path(path), allow_pickle=False) as file:
         names = list(getattr(file, "files", ()))
         if missing := [key for key in keys if key not in names]:
             raise DataError(f"{path} lacks {', '.join(missing)}; it holds {', '.join(names) or 'no named arrays'}.")
@@ -231,7 +231,7 @@ def read_npy_folder(path: Path, keys: Sequence[str], optional: Sequence[str] = (
 def read_npy(path: Path) -> np.ndarray:
     """The array of an npy file, memory-mapped."""
     with reading(path, "is truncated or not an npy file of plain numbers"):
-        return sound(np.load(readable(path), mmap_mode="r", allow_pickle=False))
+        return sound(np.load(readable_path(path), mmap_mode="r", allow_pickle=False))
 
 
 def write_npz(path: Path, **arrays: Any) -> None:

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.base.errors import DataError, FedLoomError, of_extra
-from fedloom.base.files import check_parquet, readable
+from fedloom.base.errors import DataError, FedLoomError, import_extra
+from fedloom.base.files import check_parquet, readable_path
 from fedloom.core.federation import Arrays
 from fedloom.data.augment import Scale
 from fedloom.data.sources import Source, sources
@@ -106,7 +106,7 @@ def png(x: Tensor) -> bytes:
     """One image [1 or 3, H, W] of pixels in 0..1 as a PNG file."""
     bytes_ = (x.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
     buffer = io.BytesIO()
-    pillow = of_extra("images", "PIL.Image", "a synthetic set of images in parquet")
+    pillow = import_extra("images", "PIL.Image", "a synthetic set of images in parquet")
     pillow.fromarray(bytes_[..., 0] if len(x) == 1 else bytes_).save(buffer, "PNG")
     return buffer.getvalue()
 
@@ -131,7 +131,7 @@ def read_generated(path: Path) -> Generated:
 def _read_parquet(path: Path) -> tuple[Tensor, Tensor, dict[str, Any]]:
     import pyarrow.parquet as pq
 
-    with reading(path, "is truncated or not a parquet file"), pq.ParquetFile(readable(path)) as file:
+    with reading(path, "is truncated or not a parquet file"), pq.ParquetFile(readable_path(path)) as file:
         check_parquet(path, file)
         table = file.read()
     kept = (table.schema.metadata or {}).get(OURS)

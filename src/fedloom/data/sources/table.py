@@ -17,8 +17,8 @@ from typing import Annotated, Any, BinaryIO, Literal
 import numpy as np
 import torch
 
-from fedloom.base.errors import ConfigError, DataError, first_line, of_extra
-from fedloom.base.files import check_memory, check_parquet, readable
+from fedloom.base.errors import ConfigError, DataError, first_line, import_extra
+from fedloom.base.files import check_memory, check_parquet, readable_path
 from fedloom.base.ranges import Count, Range
 from fedloom.data.columns import check_cells, clients_of, complete, present
 from fedloom.data.sources import Source, sources
@@ -176,7 +176,7 @@ def read_frame(path: Path, texts: Collection[str] = ()) -> Any:
         raise DataError(f"{path} ends in neither .csv nor .parquet; write the table in one of these forms.")
     with reading(path, "cannot be read as a table"):
         try:
-            return (_csv if path.name.lower().endswith(CSV) else _parquet)(readable(path), texts)
+            return (_csv if path.name.lower().endswith(CSV) else _parquet)(readable_path(path), texts)
         except UnicodeDecodeError:
             raise DataError(f"{path} is not encoded in UTF-8; write it in that encoding.") from None
 
@@ -437,7 +437,7 @@ def hub(
     from fedloom.data.user import as_source  # this package is imported by it
 
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
-    hub_of = of_extra("hub", "flwr_datasets", "data=hub")
+    hub_of = import_extra("hub", "flwr_datasets", "data=hub")
     downloads = hub_of.FederatedDataset(dataset=dataset, subset=subset, partitioners={}, seed=seed)
     pool = _split(downloads, dataset, train)
     test_split = _split(downloads, dataset, test or "test", needed=test is not None)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from fedloom.parts.adaptation.prototypes import Prototypes as Prototypes
 
 make = adaptations.make
-__getattr__ = adaptations.lazily(
+__getattr__ = adaptations.register_lazily(
     __name__,
     [
         "gradient.Maml", "gradient.FineTune", "neighbours.Neighbours", "personal_head=personal_head.PersonalHead",

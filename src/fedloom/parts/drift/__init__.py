@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fedloom.parts.drift.tracking import GradientTracking as GradientTracking
 
 make = drifts.make
-__getattr__ = drifts.lazily(
+__getattr__ = drifts.register_lazily(
     __name__,
     [
         "admm.ADMM", "fedcm=fedcm.FedCMDrift", "dc=feddc.FedDCDrift", "dynamic=feddyn.FedDynDrift",

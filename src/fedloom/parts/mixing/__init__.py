@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fedloom.parts.mixing.uniform import Uniform as Uniform
 
 make = mixings.make
-__getattr__ = mixings.lazily(
+__getattr__ = mixings.register_lazily(
     __name__,
     [
         "aaggff_d=aaggff_d.AAggFFD", "aaggff_s=aaggff_s.AAggFFS", "afl.AFL", "norm_bounding=clipped.NormBounding",

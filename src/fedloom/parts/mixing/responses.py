@@ -11,7 +11,7 @@ import numpy as np
 
 from fedloom.base.errors import ClientError, ConfigError
 from fedloom.base.ranges import NonNegative, Positive
-from fedloom.base.registry import titled
+from fedloom.base.registry import title_of
 from fedloom.core.context import RoundInfo
 from fedloom.core.parts import Mixing, Needs
 from fedloom.core.simplex import Vector
@@ -74,7 +74,7 @@ class Responding(Mixing):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.c2 and self.c1 >= self.c2:
-            raise ConfigError(f"{titled(type(self))} needs 0 <= c1 < c2, not {self.c1:g} and {self.c2:g}.")
+            raise ConfigError(f"{title_of(type(self))} needs 0 <= c1 < c2, not {self.c1:g} and {self.c2:g}.")
 
     @property
     def weighs_losses(self) -> bool:

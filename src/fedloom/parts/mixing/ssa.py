@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from fedloom.base.errors import ConfigError, outside
+from fedloom.base.errors import ConfigError, user_stacklevel
 from fedloom.base.ranges import Count, NonNegative, NonNegativeInt, Positive
 from fedloom.base.tree import Float, Tree
 from fedloom.core.context import Facts, RoundInfo
@@ -151,7 +151,7 @@ class SelfSupervised(Mixing):
             warnings.warn(
                 f"FedSSA gives client {info.cohort[p.argmax()]} {p.max():.0%} of the weight. Its loss measures how "
                 "sure a client is, not whether it is right: check the model on a few labelled inputs of the target.",
-                stacklevel=outside(),
+                stacklevel=user_stacklevel(),
             )
         return state, p
 

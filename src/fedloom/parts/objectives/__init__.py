@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from fedloom.parts.objectives.variational import Variational as Variational
 
 make = objectives.make
-__getattr__ = objectives.lazily(
+__getattr__ = objectives.register_lazily(
     __name__,
     [
         "adversarial.Adversarial", "alignment=alignment.PrototypeAlignment",

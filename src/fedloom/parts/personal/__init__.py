@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from fedloom.parts.personal.sequential import InTurn as InTurn
 
 make = personals.make
-__getattr__ = personals.lazily(
+__getattr__ = personals.register_lazily(
     __name__,
     [
         "interpolated.Subspace", "interpolated.APFL", "private_lora=lora.PrivateLora",

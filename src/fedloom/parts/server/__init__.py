@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fedloom.parts.server.sgd import SGD as SGD
 
 make = servers.make
-__getattr__ = servers.lazily(
+__getattr__ = servers.register_lazily(
     __name__,
     [
         "accelerated.Accelerated", "adaptive.Adam", "adaptive.Yogi", "adaptive.Adagrad", "ensemble.Ensemble",

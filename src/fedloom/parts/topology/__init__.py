@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fedloom.parts.topology.hierarchy import Hierarchy as Hierarchy
 
 make = topologies.make
-__getattr__ = topologies.lazily(
+__getattr__ = topologies.register_lazily(
     __name__,
     [
         "own_model=graphs.OwnModel", "graphs.Ring", "graphs.Torus", "graphs.Complete", "graphs.Star",

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedloom.base import rng
 from fedloom.base.errors import ConfigError
-from fedloom.base.files import check_memory, readable
+from fedloom.base.files import check_memory, readable_path
 from fedloom.base.ranges import Count, NonNegativeInt, Probability
 from fedloom.base.tree import Tree
 from fedloom.core.context import Facts, Meeting
@@ -373,7 +373,7 @@ class EdgeList(Graph):
 def _read_edges(path: Path) -> list[tuple[int, int]]:
     """The edges in a file."""
     try:
-        if (size := readable(path).stat().st_size) > LARGEST:
+        if (size := readable_path(path).stat().st_size) > LARGEST:
             raise ConfigError(f"topology 'edge_list': {path} has {size} bytes; at most {LARGEST} are read.")
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeError) as error:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fedloom.parts.uplink.sparse import TopK as TopK
 
 make = uplinks.make
-__getattr__ = uplinks.lazily(
+__getattr__ = uplinks.register_lazily(
     __name__,
     [
         "clip_noise=clip_noise.ClipNoise", "low_rank=low_rank.LowRank", "quantised.QSGD",

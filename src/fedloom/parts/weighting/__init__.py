@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from fedloom.parts.weighting.staleness import Staleness as Staleness
 
 make = weightings.make
-__getattr__ = weightings.lazily(
+__getattr__ = weightings.register_lazily(
     __name__,
     [
         "staleness.Staleness", "inverse_probability=inverse_probability.InverseProbability",
