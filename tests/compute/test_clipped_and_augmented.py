@@ -55,21 +55,21 @@ class Undrawn(Augmentation):
 class Centred(Undrawn):
     """Subtracts the mean image of a mini-batch."""
 
-    def apply(self, x: torch.Tensor, drawn: Draws, scale: Scale) -> torch.Tensor:
+    def apply(self, x: torch.Tensor, parameters: Draws, scale: Scale) -> torch.Tensor:
         return x - x.mean(0)
 
 
 class Smaller(Undrawn):
     """Cuts a row and a column off."""
 
-    def apply(self, x: torch.Tensor, drawn: Draws, scale: Scale) -> torch.Tensor:
+    def apply(self, x: torch.Tensor, parameters: Draws, scale: Scale) -> torch.Tensor:
         return x[:, :, 1:, 1:]
 
 
 class Strict(Undrawn):
     """Refuses large numbers."""
 
-    def apply(self, x: torch.Tensor, drawn: Draws, scale: Scale) -> torch.Tensor:
+    def apply(self, x: torch.Tensor, parameters: Draws, scale: Scale) -> torch.Tensor:
         if x.max() > 50:
             raise ValueError("an image that is too bright")
         return x
@@ -81,8 +81,8 @@ class OfAnySize(Augmentation):
     def draw(self, count: int, shape: tuple[int, ...], rng: np.random.Generator) -> Draws:
         return {"left": torch.full((count,), int(rng.integers(3, 6)))}
 
-    def apply(self, x: torch.Tensor, drawn: Draws, scale: Scale) -> torch.Tensor:
-        return x[:, :, : int(drawn["left"][0])]
+    def apply(self, x: torch.Tensor, parameters: Draws, scale: Scale) -> torch.Tensor:
+        return x[:, :, : int(parameters["left"][0])]
 
 
 class Changed(Undrawn):
@@ -91,7 +91,7 @@ class Changed(Undrawn):
     def __init__(self, how: Callable[[torch.Tensor], Any]) -> None:
         object.__setattr__(self, "how", how)
 
-    def apply(self, x: torch.Tensor, drawn: Draws, scale: Scale) -> torch.Tensor:
+    def apply(self, x: torch.Tensor, parameters: Draws, scale: Scale) -> torch.Tensor:
         return self.how(x)  # pyright: ignore[reportAttributeAccessIssue]
 
 

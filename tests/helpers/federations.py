@@ -78,8 +78,8 @@ class Shaken(Augmentation):
     def draw(self, count: int, shape: tuple[int, ...], rng: np.random.Generator) -> Draws:
         return {"noise": torch.from_numpy(rng.normal(scale=self.by, size=(count, *shape)))}
 
-    def apply(self, x: torch.Tensor, drawn: Draws, scale: Scale) -> torch.Tensor:
-        return x + drawn["noise"].to(x.dtype)
+    def apply(self, x: torch.Tensor, parameters: Draws, scale: Scale) -> torch.Tensor:
+        return x + parameters["noise"].to(x.dtype)
 
 
 def regression(x: Sequence[np.ndarray], y: Sequence[np.ndarray]) -> Federation:

@@ -78,7 +78,7 @@ class Augmentation(Ranged, ABC):
         """Random parameters for ``count`` images of the given shape [C, H, W]; tensors [count, ...]."""
 
     @abstractmethod
-    def apply(self, x: Tensor, drawn: Draws, scale: Scale) -> Tensor:
+    def apply(self, x: Tensor, parameters: Draws, scale: Scale) -> Tensor:
         """Transformed images [N, C, H, W] of the type and on the device of ``x``; their height and width may differ."""
 
 
@@ -116,16 +116,16 @@ class Pipeline:
             ValueError: if a step does not return as many images of the same type.
         """
         shape = tuple(x.shape[1:])
-        drawn = [[step.draw(count, shape, rng) for step in self.steps] for rng, count in draws]
+        parameters = [[step.draw(count, shape, rng) for step in self.steps] for rng, count in draws]
         scale = Scale.of(x, self.mean, self.std)
         pixels = False
         for number, step in enumerate(self.steps):
             if step.pixels != pixels:
                 x = scale.pixels(x).clamp_(0, 1) if step.pixels else scale.stored(x)
                 pixels = step.pixels
-            parts = [draws[number] for draws in drawn]
-            together = parts[0] if len(parts) == 1 else {k: torch.cat([p[k] for p in parts]) for k in parts[0]}
-            x = _images(step.apply(x, {k: v.to(x.device) for k, v in together.items()}, scale), x, step)
+            parts = [steps[number] for steps in parameters]
+            batch = parts[0] if len(parts) == 1 else {k: torch.cat([p[k] for p in parts]) for k in parts[0]}
+            x = _images(step.apply(x, {k: v.to(x.device) for k, v in batch.items()}, scale), x, step)
         return scale.stored(x) if pixels else x
 
 
@@ -183,9 +183,9 @@ def grey(x: Tensor) -> Tensor:
     return (x * torch.tensor([0.299, 0.587, 0.114], dtype=x.dtype, device=x.device)[:, None, None]).sum(1, keepdim=True)
 
 
-def blend(other: Tensor, x: Tensor, factor: Tensor) -> Tensor:
-    """Interpolate from ``other`` (factor 0) to ``x`` (1) or extrapolate beyond it; clipped to [0, 1]."""
-    return (other + per_image(factor, x) * (x - other)).clamp(0, 1)
+def blend(base: Tensor, x: Tensor, factor: Tensor) -> Tensor:
+    """Interpolate from ``base`` (factor 0) to ``x`` (1) or extrapolate beyond it; clipped to [0, 1]."""
+    return (base + per_image(factor, x) * (x - base)).clamp(0, 1)
 
 
 def brightness(x: Tensor, factor: Tensor) -> Tensor:
@@ -334,10 +334,10 @@ class Crop(Augmentation):
     def draw(self, count: int, shape: tuple[int, ...], rng: Generator) -> Draws:
         return {"corner": torch.from_numpy(rng.integers(0, 2 * self.padding + 1, (count, 2)))}
 
-    def apply(self, x: Tensor, drawn: Draws, scale: Scale) -> Tensor:
+    def apply(self, x: Tensor, parameters: Draws, scale: Scale) -> Tensor:
         n, channels, height, width = x.shape
         wide = F.pad(x - scale.black, [self.padding] * 4)  # [N, C, H + 2p, W + 2p]
-        corner = drawn["corner"]
+        corner = parameters["corner"]
         down = corner[:, :1] + torch.arange(height, device=x.device)  # [N, H]
         right = corner[:, 1:] + torch.arange(width, device=x.device)  # [N, W]
         tall = wide.gather(2, down[:, None, :, None].expand(n, channels, height, wide.shape[3]))
@@ -358,8 +358,8 @@ class Flip(Augmentation):
     def draw(self, count: int, shape: tuple[int, ...], rng: Generator) -> Draws:
         return {"flipped": uniform(rng, count) < self.p}
 
-    def apply(self, x: Tensor, drawn: Draws, scale: Scale) -> Tensor:
-        return torch.where(drawn["flipped"][:, None, None, None], x.flip(3), x)
+    def apply(self, x: Tensor, parameters: Draws, scale: Scale) -> Tensor:
+        return torch.where(parameters["flipped"][:, None, None, None], x.flip(3), x)
 
 
 @augmentations.register
@@ -378,8 +378,8 @@ class Cutout(Augmentation):
     def draw(self, count: int, shape: tuple[int, ...], rng: Generator) -> Draws:
         return {"centre": torch.from_numpy(rng.integers(0, shape[-2:], (count, 2)))}
 
-    def apply(self, x: Tensor, drawn: Draws, scale: Scale) -> Tensor:
-        start = drawn["centre"] - self.size // 2
+    def apply(self, x: Tensor, parameters: Draws, scale: Scale) -> Tensor:
+        start = parameters["centre"] - self.size // 2
 
         def inside(axis: int) -> Tensor:
             at = torch.arange(x.shape[2 + axis], device=x.device) - start[:, axis, None]
@@ -416,15 +416,15 @@ class Jitter(Augmentation):
     def draw(self, count: int, shape: tuple[int, ...], rng: Generator) -> Draws:
         happens = uniform(rng, count) < self.p
         neutral = {"brightness": 1.0, "contrast": 1.0, "saturation": 1.0, "hue": 0.0}
-        drawn = {k: uniform(rng, count, v - getattr(self, k), v + getattr(self, k)) for k, v in neutral.items()}
-        return {k: torch.where(happens, v, neutral[k]) for k, v in drawn.items()} | {"happens": happens}
+        factors = {k: uniform(rng, count, v - getattr(self, k), v + getattr(self, k)) for k, v in neutral.items()}
+        return {k: torch.where(happens, v, neutral[k]) for k, v in factors.items()} | {"happens": happens}
 
-    def apply(self, x: Tensor, drawn: Draws, scale: Scale) -> Tensor:
-        new = brightness(x, drawn["brightness"])
-        new = contrast(new, drawn["contrast"])
-        new = colour(new, drawn["saturation"])
-        new = hue(new, drawn["hue"])
-        return torch.where(drawn["happens"][:, None, None, None], new, x)
+    def apply(self, x: Tensor, parameters: Draws, scale: Scale) -> Tensor:
+        new = brightness(x, parameters["brightness"])
+        new = contrast(new, parameters["contrast"])
+        new = colour(new, parameters["saturation"])
+        new = hue(new, parameters["hue"])
+        return torch.where(parameters["happens"][:, None, None, None], new, x)
 
 
 @augmentations.register
@@ -452,8 +452,8 @@ class Blur(Augmentation):
     def draw(self, count: int, shape: tuple[int, ...], rng: Generator) -> Draws:
         return {"sigma": uniform(rng, count, self.low, self.high), "happens": uniform(rng, count) < self.p}
 
-    def apply(self, x: Tensor, drawn: Draws, scale: Scale) -> Tensor:
-        return torch.where(drawn["happens"][:, None, None, None], blur(x, drawn["sigma"], self.size), x)
+    def apply(self, x: Tensor, parameters: Draws, scale: Scale) -> Tensor:
+        return torch.where(parameters["happens"][:, None, None, None], blur(x, parameters["sigma"], self.size), x)
 
 
 MOVES = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
@@ -548,9 +548,11 @@ class _Policy(Augmentation):
     pixels: ClassVar[bool] = True
     colours: ClassVar[bool] = True
 
-    def apply(self, x: Tensor, drawn: Draws, scale: Scale) -> Tensor:
-        for turn in range(drawn["operation"].shape[1]):
-            x = apply_operations(x, drawn["operation"][:, turn], drawn["strength"][:, turn].to(x.dtype), scale.mean)
+    def apply(self, x: Tensor, parameters: Draws, scale: Scale) -> Tensor:
+        for turn in range(parameters["operation"].shape[1]):
+            x = apply_operations(
+                x, parameters["operation"][:, turn], parameters["strength"][:, turn].to(x.dtype), scale.mean
+            )
         return x
 
 
@@ -560,10 +562,10 @@ class AutoAugment(_Policy):
     """AutoAugment with the CIFAR-10 policy: a random one of 25 pairs of operations (Cubuk et al., 2019)."""
 
     def draw(self, count: int, shape: tuple[int, ...], rng: Generator) -> Draws:
-        chosen = POLICY[rng.integers(0, len(POLICY), count)]  # [count, 2, 3]
-        happens = rng.random((count, 2)) < chosen[..., 1]
-        operation = np.where(happens, chosen[..., 0], 0).astype(np.int64)
-        value = strength(operation, chosen[..., 2], 10, random_signs(rng, (count, 2)), shape[2], shape[1])
+        policies = POLICY[rng.integers(0, len(POLICY), count)]  # [count, 2, 3]
+        happens = rng.random((count, 2)) < policies[..., 1]
+        operation = np.where(happens, policies[..., 0], 0).astype(np.int64)
+        value = strength(operation, policies[..., 2], 10, random_signs(rng, (count, 2)), shape[2], shape[1])
         return {"operation": torch.from_numpy(operation), "strength": torch.from_numpy(value)}
 
 

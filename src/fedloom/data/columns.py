@@ -39,9 +39,11 @@ def clients_of(column: Any, what: str) -> np.ndarray:
 
 def as_texts(ids: np.ndarray, what: str) -> np.ndarray:
     """Client ids as texts, in the same shape."""
-    texts, others = ({str(value) for value in ids.ravel() if isinstance(value, str) is kind} for kind in (True, False))
-    if double := sorted(texts & others):
-        raise DataError(f"{what}: client {double[0]} is a text in some samples and a number in others; convert them.")
+    texts, numbers = (
+        {str(value) for value in ids.ravel() if isinstance(value, str) is is_text} for is_text in (True, False)
+    )
+    if twin := sorted(texts & numbers):
+        raise DataError(f"{what}: client {twin[0]} is a text in some samples and a number in others; convert them.")
     return np.array([str(value) for value in ids.ravel()], dtype=str).reshape(ids.shape)
 
 
@@ -60,8 +62,8 @@ def encoded(frames: Sequence[Any], what: str) -> tuple[list[np.ndarray], list[st
 
     columns = list(frames[0].columns)
     shared = [column for column in columns if all(column in frame.columns for frame in frames)]
-    if others := [entry for frame in frames for entry in frame.columns if entry not in shared]:
-        message = ", ".join(map(repr, dict.fromkeys(map(str, others))))
+    if extra := [entry for frame in frames for entry in frame.columns if entry not in shared]:
+        message = ", ".join(map(repr, dict.fromkeys(map(str, extra))))
         raise DataError(
             f"{what}: not all tables have the columns {message}; give features=[...], which all of them have."
         )
@@ -100,31 +102,31 @@ def encoded(frames: Sequence[Any], what: str) -> tuple[list[np.ndarray], list[st
             )
         for column_of in series:
             check_cells(column_of, f"{what}: column {column!r}", numbers=True)
-        known = categories(series) or sorted({str(value) for entry in series for value in entry.unique()})
-        if len(known) > CATEGORIES:
+        values = categories(series) or sorted({str(value) for entry in series for value in entry.unique()})
+        if len(values) > CATEGORIES:
             raise DataError(
-                f"{what}: column {column!r} has {len(known)} different texts, too many for categories; turn it "
+                f"{what}: column {column!r} has {len(values)} different texts, too many for categories; turn it "
                 "into numbers, or leave it out of features=."
             )
-        others = [text for text in known if not NUMBER.fullmatch(text)]
-        if len(known) > FEW and 2 * len(others) < len(known):
-            strange = next(iter(others), next((text for text in known if "," in text), known[0]))
+        texts = [text for text in values if not NUMBER.fullmatch(text)]
+        if len(values) > FEW and 2 * len(texts) < len(values):
+            example = next(iter(texts), next((text for text in values if "," in text), values[0]))
             warnings.warn(
-                f"{what}: column {column!r} holds numbers, but also texts like {strange!r}, so that each of its "
-                f"{len(known)} values becomes an input; write numbers with points, and leave the other cells empty "
+                f"{what}: column {column!r} holds numbers, but also texts like {example!r}, so that each of its "
+                f"{len(values)} values becomes an input; write numbers with points, and leave the other cells empty "
                 "(data.missing).",
                 stacklevel=3,
             )
-        elif len(known) > FEW and 2 * len(known) > (rows := sum(map(len, series))):
+        elif len(values) > FEW and 2 * len(values) > (rows := sum(map(len, series))):
             warnings.warn(
-                f"{what}: column {column!r} has {len(known)} different texts in {rows} rows, each of which becomes an "
+                f"{what}: column {column!r} has {len(values)} different texts in {rows} rows, each of which becomes an "
                 "input; if it holds names or sentences, turn it into numbers, or leave it out of features=.",
                 stacklevel=3,
             )
-        names += [f"{column}={category}" for category in known]
+        names += [f"{column}={category}" for category in values]
         for block, column_of in zip(blocks, series, strict=True):
-            codes = pd.Categorical(column_of.astype(str), categories=known).codes
-            block.append(np.eye(len(known), dtype=np.float32)[codes])
+            codes = pd.Categorical(column_of.astype(str), categories=values).codes
+            block.append(np.eye(len(values), dtype=np.float32)[codes])
     return [np.concatenate(block, 1) for block in blocks], names
 
 
@@ -174,13 +176,13 @@ def _in_time(column: Any) -> bool:
 def categories(parts: Sequence[Any]) -> list[str]:
     """The categories of columns in pandas' order, if all are of one categorical type; else none."""
     kinds = [getattr(part, "dtype", None) for part in parts]
-    known = getattr(kinds[0], "categories", None)
-    return [] if known is None or any(kind != kinds[0] for kind in kinds) else [str(category) for category in known]
+    values = getattr(kinds[0], "categories", None)
+    return [] if values is None or any(kind != kinds[0] for kind in kinds) else [str(category) for category in values]
 
 
-def present(wanted: Sequence[str], columns: Sequence[str], what: str) -> None:
+def present(names: Sequence[str], columns: Sequence[str], what: str) -> None:
     """Raise a ``DataError`` for a column that does not exist."""
-    for column in wanted:
+    for column in names:
         if column == "label" not in columns:  # the default
             message = ", ".join(map(str, columns))
             raise DataError(

@@ -92,16 +92,16 @@ def federate(
         raise ConfigError(misplaced(unknown, source, partition))
     clients, seed = convert_argument("clients", clients, int | None), convert_argument("seed", seed, int)
     validation, unseen = convert_argument("validation", validation, float), convert_argument("unseen", unseen, float)
-    own = {"y": y, "test": test, "validation_set": validation_set, "features": features, "label": label,
+    options = {"y": y, "test": test, "validation_set": validation_set, "features": features, "label": label,
            "client": client, "standardise": standardise}  # fmt: skip
     if not isinstance(source, str | Source):
         from fedloom.data.user import as_source  # most runs read none
 
-        partition, own["client"] = by_ids(partition, client)
-        source = as_source(source, **own) if collate is None else of_samples(source, collate, own)
+        partition, options["client"] = by_ids(partition, client)
+        source = as_source(source, **options) if collate is None else of_samples(source, collate, options)
     else:
-        own["collate"] = collate
-        settings = {name: value for name, value in own.items() if value is not None and value is not False}
+        options["collate"] = collate
+        settings = {name: value for name, value in options.items() if value is not None and value is not False}
         source = by_name(source, settings)
     partition = which_partition(partition, source)
     noise = noises.make(noise) if isinstance(noise, str) else noise
@@ -116,24 +116,24 @@ def federate(
 
     share = 0.0 if isinstance(held_out, str) else held_out
     in_time = source.settings.get("time") is not None
-    train, kept, test_part = split_rows(index, labels, validation, share, stream(seed, "split"), in_time)
-    where, where_kept = source.train, source.train
+    train, validation_part, test_part = split_rows(index, labels, validation, share, stream(seed, "split"), in_time)
+    pool_test, pool_validation = source.train, source.train
     if source.validation is not None and not validation:
         beside = replace(source, test=source.validation, groups_test=source.groups_validation)
-        where_kept, own_rows = beside.test, natural and beside.groups_test is not None
-        kept = (
+        pool_validation, own_rows = beside.test, natural and beside.groups_test is not None
+        validation_part = (
             same_groups(beside, index, natural)
             if own_rows
             else dealt(partition, index, labels, class_numbers(beside.test), len(beside.test), stream(seed, "split", 2))
         )
     if held_out == "common":
         pool = labels_of_test(source, "held_out=common")
-        where, test_part = source.test, dealt(partition, index, labels, pool, len(pool), stream(seed, "split", 1))
+        pool_test, test_part = source.test, dealt(partition, index, labels, pool, len(pool), stream(seed, "split", 1))
     elif held_out == "natural":
-        where, test_part = source.test, same_groups(source, index, natural)
+        pool_test, test_part = source.test, same_groups(source, index, natural)
     names = names_of(source, index) if natural else ()
     if order is not None:
-        train, kept, test_part = (index.pick(order) for index in (train, kept, test_part))
+        train, validation_part, test_part = (index.pick(order) for index in (train, validation_part, test_part))
         relabel = None if relabel is None else relabel[order]
         names = tuple(names[k] for k in order) if names else ()
     hidden = [] if order is None else order[len(order) - count_unseen(len(order), unseen) :].tolist()
@@ -149,8 +149,8 @@ def federate(
 
     federation = Federation(
         train=Split(pool, train, calls),
-        validation=Split(where_kept, kept, calls),
-        held_out=Split(where, test_part, calls),
+        validation=Split(pool_validation, validation_part, calls),
+        held_out=Split(pool_test, test_part, calls),
         test=test,
         names=names,
         unseen=len(hidden),
@@ -164,7 +164,7 @@ def federate(
             "held_out": held_out,
             "samples": {
                 "train": len(train.rows),
-                "validation": len(kept.rows),
+                "validation": len(validation_part.rows),
                 "held_out": len(test_part.rows),
                 "test": len(test),
             },
@@ -173,62 +173,62 @@ def federate(
             **wrong,
             **({} if target.is_identity else {"target": targets.describe(target)}),
             "left_out": left_out(source, index, natural),
-            "fingerprint": fingerprint(train, kept, test_part, *([] if relabel is None else [relabel])),
+            "fingerprint": fingerprint(train, validation_part, test_part, *([] if relabel is None else [relabel])),
         },
     )
     return federation if partition.outputs is None else with_own_labels(federation, partition.outputs)
 
 
-def of_samples(data: Sequence[Any], collate: Collate, own: Mapping[str, Any]) -> Source:
-    """A source of samples that ``collate`` puts together; ``own`` are the other arguments for user data.
+def of_samples(data: Sequence[Any], collate: Collate, options: Mapping[str, Any]) -> Source:
+    """A source of samples that ``collate`` puts together; ``options`` are the other arguments for user data.
 
-    Targets and clients are read as those of rows, which the samples then take the place of.
+    Targets and clients are read as for a table, whose rows the samples then replace.
     """
     from fedloom.data.user import as_source
 
-    if told := next((key for key in ("features", "label", "standardise") if own[key]), None):
-        raise DataError(f"{told}= is for tables, but collate= takes samples of any structure; leave one of them out.")
-    y, client = own["y"], own["client"]
+    if option := next((key for key in ("features", "label", "standardise") if options[key]), None):
+        raise DataError(f"{option}= is for tables, but collate= takes samples of any structure; leave one of them out.")
+    y, client = options["y"], options["client"]
     if isinstance(client, str):
         raise DataError(f"client={client!r} names a column, but samples have none; give the client of each sample.")
-    apart = {"test": own["test"], "validation": own["validation_set"]}
-    pairs = {"train": data if y is None else (data, y)} | {k: held for k, held in apart.items() if held is not None}
+    splits = {"test": options["test"], "validation": options["validation_set"]}
+    pairs = {"train": data if y is None else (data, y)} | {k: v for k, v in splits.items() if v is not None}
     if part := next(
         (k for k, v in pairs.items() if y is not None and not (isinstance(v, tuple) and len(v) == 2)), None
     ):
         raise DataError(f"with y= the {part} samples are a pair, too: (samples, targets).")
-    items = {part: held if y is None else held[0] for part, held in pairs.items()}
-    for part, one in items.items():
-        if not (hasattr(one, "__getitem__") and hasattr(one, "__len__")) or isinstance(one, Mapping):
-            raise DataError(f"with collate= the {part} samples are a sequence, not {in_words(one)}.")
-    ys = {part: np.zeros(len(items[part]), np.float32) if y is None else held[1] for part, held in pairs.items()}
-    rows = {part: (np.zeros((len(one), 1), np.float32), ys[part]) for part, one in items.items()}
+    items = {part: pair if y is None else pair[0] for part, pair in pairs.items()}
+    for part, samples in items.items():
+        if not (hasattr(samples, "__getitem__") and hasattr(samples, "__len__")) or isinstance(samples, Mapping):
+            raise DataError(f"with collate= the {part} samples are a sequence, not {in_words(samples)}.")
+    ys = {part: np.zeros(len(items[part]), np.float32) if y is None else pair[1] for part, pair in pairs.items()}
+    rows = {part: (np.zeros((len(samples), 1), np.float32), ys[part]) for part, samples in items.items()}
     source = as_source(
         rows["train"], test=rows.get("test"), validation_set=rows.get("validation"), client=client, name="own data"
     )
 
     def arrays(part: str, like: Arrays) -> Arrays:
-        of = items.get(part, ())
+        samples = items.get(part, ())
         if y is not None:
-            return replace(like, x=Samples(of, collate))
-        return replace(like, x=Samples(of, collate, 0), y=Samples(of, collate, 1))
+            return replace(like, x=Samples(samples, collate))
+        return replace(like, x=Samples(samples, collate, 0), y=Samples(samples, collate, 1))
 
-    kept = source.validation
+    validation = source.validation
     return replace(
         source,
         train=arrays("train", source.train),
         test=arrays("test", source.test),
-        validation=kept if kept is None else arrays("validation", kept),
+        validation=validation if validation is None else arrays("validation", validation),
     )
 
 
-def by_name(source: str | Source, own: dict[str, Any]) -> Source:
+def by_name(source: str | Source, options: dict[str, Any]) -> Source:
     """Return the source, made if given by name; arguments for user data that are its settings are passed to it."""
-    known = sources[sources.shorthand(source)[0]].parameters if isinstance(source, str) else {}
-    if foreign := next((key for key in own if key not in known), None):
+    parameters = sources[sources.shorthand(source)[0]].parameters if isinstance(source, str) else {}
+    if foreign := next((key for key in options if key not in parameters), None):
         name = source if isinstance(source, str) else source.name
         raise ConfigError(f"{foreign}= belongs to own data, such as arrays (x, y), and {name!r} has no such setting.")
-    return sources.make(source, **own) if isinstance(source, str) else source
+    return sources.make(source, **options) if isinstance(source, str) else source
 
 
 def save_partition(federation: Federation, path: Path | str) -> None:
@@ -255,22 +255,22 @@ def save_partition(federation: Federation, path: Path | str) -> None:
 
 
 def misplaced(unknown: Mapping[str, Any], source: Any, partition: Any) -> str:
-    """What is said of arguments that ``federate`` does not have: settings of a partition or source belong elsewhere.
+    """The message about arguments that ``federate`` does not have, such as settings of a partition or source.
 
     >>> misplaced({"alpha": 0.1}, "digits", "dirichlet")
     "alpha= is a setting of the partition: fl.data.partitions.make('dirichlet', alpha=0.1)."
     """
     for what, registry, choice in (("partition", partitions, partition), ("source", sources, source)):
         if isinstance(choice, str):
-            known = registry[registry.shorthand(choice)[0]].parameters
-            if settings := ", ".join(f"{key}={value!r}" for key, value in unknown.items() if key in known):
-                name = next(key for key in unknown if key in known)
+            parameters = registry[registry.shorthand(choice)[0]].parameters
+            if settings := ", ".join(f"{key}={value!r}" for key, value in unknown.items() if key in parameters):
+                name = next(key for key in unknown if key in parameters)
                 return f"{name}= is a setting of the {what}: fl.data.{what}s.make({choice!r}, {settings})."
-    own = [name for name in inspect.signature(federate).parameters if name != "unknown"]
+    arguments = [name for name in inspect.signature(federate).parameters if name != "unknown"]
     return (
         f"federate has no argument {next(iter(unknown))!r}; settings of a partition or source go to "
         "fl.data.partitions.make('dirichlet', alpha=0.1) or fl.data.sources.make('folder', path=…); for federate, "
-        f"{nearest(next(iter(unknown)), own)}"
+        f"{nearest(next(iter(unknown)), arguments)}"
     )
 
 
@@ -518,7 +518,7 @@ def partition_table(federation: Federation) -> dict[str, np.ndarray]:
 
     Empty if targets are not class numbers, or only the clients hold them.
     """
-    known = federation.train.arrays.has_classes and len(federation.train.index.rows)
-    if not known or len(federation) > PARTITION_CLIENTS:
+    has_labels = federation.train.arrays.has_classes and len(federation.train.index.rows)
+    if not has_labels or len(federation) > PARTITION_CLIENTS:
         return {}
     return dict(zip(("client", "label", "samples"), label_counts(federation.train), strict=True))

@@ -40,11 +40,11 @@ class LabelNoise(Ranged):
         """
         ends = np.cumsum(self.matrix(classes), axis=1)
         u = rng.random(len(labels))
-        drawn = np.empty(len(labels), dtype=np.int64)
+        noisy = np.empty(len(labels), dtype=np.int64)
         for c in np.unique(labels):
             rows = labels == c
-            drawn[rows] = np.minimum(np.searchsorted(ends[c], u[rows] * ends[c, -1], side="right"), classes - 1)
-        return drawn
+            noisy[rows] = np.minimum(np.searchsorted(ends[c], u[rows] * ends[c, -1], side="right"), classes - 1)
+        return noisy
 
     @property
     def is_identity(self) -> bool:
@@ -85,8 +85,8 @@ class Symmetric(LabelNoise):
     rate: Probability = 0.2
 
     def matrix(self, classes: int) -> np.ndarray:
-        other = self.rate / max(classes - 1, 1)
-        return np.where(np.eye(classes, dtype=bool), 1 - self.rate if classes > 1 else 1.0, other)
+        flip = self.rate / max(classes - 1, 1)
+        return np.where(np.eye(classes, dtype=bool), 1 - self.rate if classes > 1 else 1.0, flip)
 
 
 targets = Registry["Target"]("target")
@@ -112,14 +112,14 @@ class Target(Ranged):
         """
         shares = self.shares(classes, client_counts).astype(float)
         available = np.bincount(labels, minlength=classes)
-        wanted = np.flatnonzero(shares)
-        if not len(wanted) or not available[wanted].all():
-            missing = wanted[available[wanted] == 0][:1].tolist()
+        required = np.flatnonzero(shares)
+        if not len(required) or not available[required].all():
+            missing = required[available[required] == 0][:1].tolist()
             raise DataError(f"the target needs class {missing}, which the common test set does not have.")
-        size = (available[wanted] / shares[wanted]).min()
+        size = (available[required] / shares[required]).min()
         counts = np.minimum(np.floor(shares * size + 1e-9).astype(np.int64), available)
-        chosen = [rng.permutation(np.flatnonzero(labels == c))[: counts[c]] for c in wanted]
-        return rng.permutation(np.concatenate(chosen))
+        rows = [rng.permutation(np.flatnonzero(labels == c))[: counts[c]] for c in required]
+        return rng.permutation(np.concatenate(rows))
 
     def draw(
         self, pool: Arrays, labels: np.ndarray, client_counts: np.ndarray, rng: np.random.Generator

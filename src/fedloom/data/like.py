@@ -84,14 +84,14 @@ def inputs_like(arrays: Arrays, table: Mapping[str, Any], x: Any) -> Tensor:
         x = x.reshape(len(x), *arrays.x.shape[1:])  # of data.shape
     if "texts" in table:
         x = in_tokens(x, **table["texts"])
-    wanted, shape = arrays.x.dtype, tuple(arrays.x.shape[1:])
+    dtype, shape = arrays.x.dtype, tuple(arrays.x.shape[1:])
     x = numbers(x, "x")
     if not len(x):
         raise DataError("there are no inputs.")
-    pixels = x.dtype == torch.uint8 and wanted.is_floating_point and len(shape) == 3
+    pixels = x.dtype == torch.uint8 and dtype.is_floating_point and len(shape) == 3
     if pixels:
         last = x.ndim == 3 or (x.shape[1:] != shape and x.shape[-1] in (1, 3, 4))  # the channels, if there are any
-        x = to_images(x.cpu().numpy()).to(x.device, wanted) if last else x.to(wanted) / 255
+        x = to_images(x.cpu().numpy()).to(x.device, dtype) if last else x.to(dtype) / 255
         if not arrays.mean and float(arrays.x[:PIXELS].max()) > 1:  # the run's own are not from 0 to 1
             x = x * 255
     if tuple(x.shape[1:]) != shape:
@@ -99,13 +99,13 @@ def inputs_like(arrays: Arrays, table: Mapping[str, Any], x: Any) -> Tensor:
         raise DataError(
             f"the inputs have shape {list(x.shape)}, but this model takes [N, {', '.join(map(str, shape))}]{hint}."
         )
-    if not wanted.is_floating_point and x.is_floating_point():
+    if not dtype.is_floating_point and x.is_floating_point():
         raise DataError("the inputs are real numbers, but this model takes whole numbers, such as tokens.")
-    if wanted.is_floating_point and not pixels:
+    if dtype.is_floating_point and not pixels:
         refuse_whole_images(x, "x")
     if pixels:
         return Scale.of(x, arrays.mean, arrays.std).stored(x)
-    x = x.to(wanted)
+    x = x.to(dtype)
     if x.is_floating_point() and not bool(torch.isfinite(x.sum())):
         raise DataError("some inputs are NaN or infinite.")
     return x
@@ -197,11 +197,11 @@ def in_columns(frame: Any, columns: Sequence[str], scaled: Mapping[str, Any] | N
             raise DataError(f"the inputs have no column {column!r}; {nearest(column, names)}")
         complete([frame[names[column]]], f"column {column!r} of the inputs")
         texts = frame[names[column]].astype(str).to_numpy()
-        known = [columns[place].removeprefix(f"{column}=") for place in places]
-        if len(lost := np.flatnonzero(~np.isin(texts, known))):
-            message = f"column {column!r} of the inputs holds {texts[lost[0]]!r}"
-            raise DataError(f"{message}, which the run's data do not; {nearest(texts[lost[0]], known)}")
-        matrix[:, places] = texts[:, None] == np.array(known)
+        values = [columns[place].removeprefix(f"{column}=") for place in places]
+        if len(unseen := np.flatnonzero(~np.isin(texts, values))):
+            message = f"column {column!r} of the inputs holds {texts[unseen[0]]!r}"
+            raise DataError(f"{message}, which the run's data do not; {nearest(texts[unseen[0]], values)}")
+        matrix[:, places] = texts[:, None] == np.array(values)
     return matrix if scaled is None else rescaled(matrix, scaled)
 
 

@@ -245,17 +245,17 @@ def with_classes(labels: ndarray, clients: int, k: int, rng: Generator, in_order
             "use more clients or more classes per client."
         )
     turns = np.arange(clients * k) % len(present)
-    chosen = turns if in_order else deal_classes(clients, len(present), k, rng).ravel()  # [K k]
-    holders = np.argsort(chosen, kind="stable") // k  # clients, grouped by class
-    held = np.bincount(chosen)  # [C] number of clients that hold each class
-    short = np.flatnonzero(available < held)
+    assigned = turns if in_order else deal_classes(clients, len(present), k, rng).ravel()  # [K k]
+    holders = np.argsort(assigned, kind="stable") // k  # clients, grouped by class
+    counts = np.bincount(assigned)  # [C] number of clients that hold each class
+    short = np.flatnonzero(available < counts)
     if len(short):
         c = short[0]
-        raise DataError(f"class {present[c]} has {available[c]} samples, but {held[c]} clients need one.")
+        raise DataError(f"class {present[c]} has {available[c]} samples, but {counts[c]} clients need one.")
     rows = shuffled_by_label(label, rng)
     c = label[rows]
     owner = np.empty(len(rows), dtype=np.int64)
-    owner[rows] = holders[(np.cumsum(held) - held)[c] + rank_within(c) % held[c]]
+    owner[rows] = holders[(np.cumsum(counts) - counts)[c] + rank_within(c) % counts[c]]
     return owner
 
 
@@ -269,12 +269,12 @@ def deal_classes(clients: int, classes: int, k: int, rng: Generator) -> ndarray:
     period = classes // math.gcd(classes, k)
     blocks = -(-clients // period)
     dealt = np.zeros((blocks, classes), dtype=np.int32)
-    chosen = np.empty((blocks, period, k), dtype=np.int64)
+    hands = np.empty((blocks, period, k), dtype=np.int64)
     for turn in range(period):
         take = np.argsort(dealt + rng.random(dealt.shape), axis=1, kind="stable")[:, :k]
-        chosen[:, turn] = take
+        hands[:, turn] = take
         np.put_along_axis(dealt, take, np.take_along_axis(dealt, take, 1) + 1, 1)
-    return chosen.reshape(-1, k)[:clients]
+    return hands.reshape(-1, k)[:clients]
 
 
 @partitions.register
@@ -388,9 +388,9 @@ class DirichletBalanced(Partition):
             sizes = lognormal_sizes(len(labels), clients, self.sigma, rng)
         prior = rng.dirichlet(np.full(len(present), self.alpha), size=clients)  # [K, C]
         places = rng.permutation(np.repeat(np.arange(clients), sizes))  # the client of each place, in order of filling
-        drawn = fill(places, np.maximum(prior, 1e-300), np.bincount(label), rng)
+        filled = fill(places, np.maximum(prior, 1e-300), np.bincount(label), rng)
         owner = np.empty(len(labels), dtype=np.int64)
-        order = np.argsort(drawn, kind="stable")  # places, grouped by class
+        order = np.argsort(filled, kind="stable")  # places, grouped by class
         owner[shuffled_by_label(label, rng)] = places[order]  # samples of class c to places of class c
         return owner
 
@@ -410,19 +410,19 @@ def fill(places: ndarray, prior: ndarray, available: ndarray, rng: Generator) ->
     """
     left = prior.copy()
     narrow = np.min_scalar_type(len(available))  # short integers sort in linear time
-    drawn = draw(left, places, rng).astype(narrow)
+    labels = draw(left, places, rng).astype(narrow)
     while True:
-        counts = np.bincount(drawn, minlength=len(available))
+        counts = np.bincount(labels, minlength=len(available))
         over = np.flatnonzero(counts > available)
         if not len(over):
-            return drawn
-        order = np.argsort(drawn, kind="stable")  # places, grouped by class, in order of filling
+            return labels
+        order = np.argsort(labels, kind="stable")  # places, grouped by class, in order of filling
         start = np.cumsum(counts) - counts
         last = order[start[over] + available[over] - 1]  # where each of these classes is exhausted
         c = over[np.argmin(last)]
         late = order[start[c] + available[c] : start[c] + counts[c]]
         left[:, c] = 0
-        drawn[late] = draw(left, places[late], rng).astype(narrow)
+        labels[late] = draw(left, places[late], rng).astype(narrow)
 
 
 def draw(weights: ndarray, clients: ndarray, rng: Generator) -> ndarray:
@@ -439,9 +439,9 @@ def draw(weights: ndarray, clients: ndarray, rng: Generator) -> ndarray:
     ends /= ends[:, -1:]
     ends += np.arange(len(ends))[:, None]
     at = np.minimum(j + rng.random(len(j)), np.nextafter(j + 1.0, 0))
-    drawn = np.empty(len(j), dtype=np.int64)
-    drawn[order] = np.searchsorted(ends.ravel(), at, side="right") - j * weights.shape[1]
-    return drawn
+    labels = np.empty(len(j), dtype=np.int64)
+    labels[order] = np.searchsorted(ends.ravel(), at, side="right") - j * weights.shape[1]
+    return labels
 
 
 @partitions.register
@@ -524,10 +524,12 @@ class Alid(Acid):
 
     def relabelling(self, clients: int, classes: int, rng: Generator) -> ndarray:
         if self.names == "local":
-            own = (np.arange(classes) - np.arange(clients)[:, None]) % classes  # of client i, class i mod C is number 0
+            local = (
+                np.arange(classes) - np.arange(clients)[:, None]
+            ) % classes  # of client i, class i mod C is number 0
             turned = rng.permuted(np.tile(np.arange(self.classes), (clients, 1)), axis=1)
             rest = np.tile(np.arange(self.classes, classes), (clients, 1))
-            return np.take_along_axis(np.concatenate([turned, rest], axis=1), own, axis=1)
+            return np.take_along_axis(np.concatenate([turned, rest], axis=1), local, axis=1)
         return rng.permuted(np.tile(np.arange(classes), (clients, 1)), axis=1)
 
 
@@ -539,26 +541,26 @@ def windows(labels: ndarray, classes: int, clients: int, s: int, samples: int, s
     """
     if s > classes:
         raise DataError(f"clients cannot hold {s} classes each: there are only {classes}.")
-    held = (np.arange(clients)[:, None] + np.arange(s)) % classes  # [K, s]
-    quota = np.broadcast_to(samples // s + (np.arange(s) < samples % s), held.shape)
-    wanted = np.bincount(held.ravel(), quota.ravel(), minlength=classes).astype(np.int64)
+    members = (np.arange(clients)[:, None] + np.arange(s)) % classes  # [K, s]
+    quota = np.broadcast_to(samples // s + (np.arange(s) < samples % s), members.shape)
+    demand = np.bincount(members.ravel(), quota.ravel(), minlength=classes).astype(np.int64)
     available = np.bincount(labels, minlength=classes)
-    short = np.flatnonzero(wanted > available)
+    short = np.flatnonzero(demand > available)
     if len(short):
-        holders = np.bincount(held.ravel(), minlength=classes)
+        holders = np.bincount(members.ravel(), minlength=classes)
         most = int((available[holders > 0] // holders[holders > 0]).min()) * s
         raise DataError(
             f"class {short[0]} has {available[short[0]]} samples, but {clients} clients with {setting}={samples} need "
-            f"{wanted[short[0]]} of it; " + (f"use at most {setting}={most}." if most else "use fewer clients.")
+            f"{demand[short[0]]} of it; " + (f"use at most {setting}={most}." if most else "use fewer clients.")
         )
-    order = np.argsort(held.ravel(), kind="stable")
-    holder = np.repeat(order // s, quota.ravel()[order])  # client of each wanted sample, grouped by class
+    order = np.argsort(members.ravel(), kind="stable")
+    holder = np.repeat(order // s, quota.ravel()[order])  # client of each assigned sample, grouped by class
     rows = shuffled_by_label(labels, rng)
     c = labels[rows]
     rank = rank_within(c)
-    given = rank < wanted[c]
+    is_assigned = rank < demand[c]
     owner = np.full(len(labels), -1, dtype=np.int64)
-    owner[rows[given]] = holder[((np.cumsum(wanted) - wanted)[c] + rank)[given]]
+    owner[rows[is_assigned]] = holder[((np.cumsum(demand) - demand)[c] + rank)[is_assigned]]
     return owner
 
 
@@ -588,22 +590,22 @@ class Natural(Partition):
                 "which this source does not have."
             )
         ids, which, sizes = np.unique(groups, return_inverse=True, return_counts=True)
-        kept = np.flatnonzero((ids >= 0) & (sizes >= self.min_size))
-        if len(kept) < max(clients, 1):
+        eligible = np.flatnonzero((ids >= 0) & (sizes >= self.min_size))
+        if len(eligible) < max(clients, 1):
             raise DataError(
-                f"there are {len(kept)} natural ids with at least {self.min_size} samples, "
+                f"there are {len(eligible)} natural ids with at least {self.min_size} samples, "
                 f"too few for {max(clients, 1)} clients; choose fewer clients, or a smaller min_size."
             )
         if clients:
-            kept = np.sort(rng.choice(kept, clients, replace=False))
+            eligible = np.sort(rng.choice(eligible, clients, replace=False))
         client = np.full(len(ids), -1)
-        client[kept] = np.arange(len(kept))
+        client[eligible] = np.arange(len(eligible))
         owner = client[which]
-        if len(kept) < len(ids):
+        if len(eligible) < len(ids):
             out = ids[client < 0]
             listed = ", ".join(map(str, out[:8])) + (f" and {len(out) - 8} more" if len(out) > 8 else "")
             warnings.warn(
-                f"partition 'natural' keeps {len(kept)} of {len(ids)} natural ids and leaves out "
+                f"partition 'natural' keeps {len(eligible)} of {len(ids)} natural ids and leaves out "
                 f"{int((owner < 0).sum())} of {len(groups)} samples (ids {listed}).",
                 stacklevel=3,
             )
@@ -706,13 +708,13 @@ def _lists_of_json(path: Path) -> list[ndarray]:
     from fedloom.data.sources.files import reading  # which imports rich
 
     with reading(path, "cannot be read as JSON"):
-        found = json.loads(readable_path(path).read_text(encoding="utf-8"))
-    if isinstance(found, dict) and {"users", "num_samples"} <= found.keys():
-        counts = found["num_samples"]
+        content = json.loads(readable_path(path).read_text(encoding="utf-8"))
+    if isinstance(content, dict) and {"users", "num_samples"} <= content.keys():
+        counts = content["num_samples"]
         if not isinstance(counts, list) or not all(type(n) is int and n > 0 for n in counts):
             raise DataError(f"{path}: num_samples must be a list of whole numbers of at least 1.")
         return np.split(np.arange(sum(counts)), np.cumsum(counts)[:-1])
-    lists = list(found.values()) if isinstance(found, dict) else found
+    lists = list(content.values()) if isinstance(content, dict) else content
     if not isinstance(lists, list) or not lists or not all(isinstance(part, list) for part in lists):
         raise DataError(f"{path} maps no clients to lists of rows, and has no users and num_samples, like LEAF's.")
     return [np.array(part) if part else np.zeros(0, np.int64) for part in lists]

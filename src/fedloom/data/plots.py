@@ -80,9 +80,9 @@ def circles(federation: Federation, above: Axes, below: Axes) -> None:
     widest = min(620 / clients, 0.7 * 72 * 0.26 * max(1.0, 8.5 / classes)) if clients > 1 else 18.0  # points
     below.scatter(client, label, s=widest**2 * count / count.max(), color=ACCENT, alpha=0.85, linewidths=0)
     below.set_xlim(-0.6, clients - 0.4)
-    named = bool(federation.names) and max(map(len, federation.names)) <= 12
-    ticks = list(federation.names) if named else [str(client) for client in range(clients)]
-    below.set_xticks(range(clients), ticks, rotation=90 if named and clients > 8 else 0)
+    has_names = bool(federation.names) and max(map(len, federation.names)) <= 12
+    ticks = list(federation.names) if has_names else [str(client) for client in range(clients)]
+    below.set_xticks(range(clients), ticks, rotation=90 if has_names and clients > 8 else 0)
     below.grid(color=GRID, linewidth=0.7)
     below.set_axisbelow(True)
     below.set_xlabel(f"client   (largest circle: {count.max()} samples)", fontsize=9, color=SOFT)
@@ -144,10 +144,10 @@ def caption(federation: Federation) -> str:
     source, partition = about.get("source", {}).get("name", "federation"), about.get("partition", {})
     sizes, kinds, entropy = numbers["samples"], numbers["classes_per_client"], numbers["label_entropy"]
     least, most = sizes["min"], sizes["max"]
-    each = f"{least}" if least == most else f"{least} to {most} (mean {sizes['mean']:.4g})"
+    per_client = f"{least}" if least == most else f"{least} to {most} (mean {sizes['mean']:.4g})"
     return (
         f"{source}, {partition.get('name', 'given')}{settings(partition)}: {numbers['clients']:,} clients\n"
-        f"{each} training samples each, {kinds['mean']:.3g} of {numbers['classes']} labels, "
+        f"{per_client} training samples each, {kinds['mean']:.3g} of {numbers['classes']} labels, "
         f"label entropy {entropy['mean']:.2f} (all together {numbers['entropy_of_all']:.2f})"
     )
 
@@ -181,16 +181,16 @@ def plot_samples(arrays: Arrays, title: str, path: str | Path, per_class: int = 
         OSError: if the file cannot be written; none is left behind.
     """
     kind, y = kind_of(arrays), arrays.y.numpy()
-    shown = np.unique(np.linspace(0, arrays.classes - 1, min(arrays.classes, MAX_ROWS)).round().astype(int))
-    each = 1 if kind == "text" else per_class
-    width = 8.5 if kind == "text" else 0.62 * each + 1.6
-    figure = Figure(figsize=(width, 0.62 * len(shown) * (0.5 if kind == "text" else 1) + 0.7), facecolor="white")
+    labels = np.unique(np.linspace(0, arrays.classes - 1, min(arrays.classes, MAX_ROWS)).round().astype(int))
+    count = 1 if kind == "text" else per_class
+    width = 8.5 if kind == "text" else 0.62 * count + 1.6
+    figure = Figure(figsize=(width, 0.62 * len(labels) * (0.5 if kind == "text" else 1) + 0.7), facecolor="white")
     FigureCanvasAgg(figure)
-    for axes, label in zip(figure.subplots(len(shown), squeeze=False)[:, 0], shown, strict=True):
+    for axes, label in zip(figure.subplots(len(labels), squeeze=False)[:, 0], labels, strict=True):
         axes.set_xticks([])
         axes.set_yticks([])
         axes.spines[:].set_visible(False)
-        draw_samples(axes, arrays.x[np.flatnonzero(y == label)[:each]], each, kind, arrays)
+        draw_samples(axes, arrays.x[np.flatnonzero(y == label)[:count]], count, kind, arrays)
         name = arrays.names[label] if arrays.names else str(label)
         axes.set_ylabel(truncate(repr(name)[1:-1]), rotation=0, ha="right", va="center", fontsize=8, color=SOFT)
     figure.suptitle(title, fontsize=10, color=INK, x=0.02, ha="left")

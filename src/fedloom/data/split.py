@@ -32,18 +32,18 @@ def split_rows(
     array([3])
     """
     sizes, owner = index.sizes, index.owners
-    held = np.minimum(np.rint(sizes * held_out).astype(np.int64), np.maximum(sizes - 1, 0))
-    away = np.minimum(held + np.rint(sizes * validation).astype(np.int64), np.maximum(sizes - 1, 0))
+    test = np.minimum(np.rint(sizes * held_out).astype(np.int64), np.maximum(sizes - 1, 0))
+    away = np.minimum(test + np.rint(sizes * validation).astype(np.int64), np.maximum(sizes - 1, 0))
     role = np.zeros(len(index.rows), dtype=np.int8)
     if in_time:
         order, left = np.lexsort((index.rows, owner)), sizes[owner] - rank_within(owner)  # owners come one by one
-        role[order] = (left <= away[owner]).astype(np.int8) + (left <= held[owner])
+        role[order] = (left <= away[owner]).astype(np.int8) + (left <= test[owner])
     elif away.any():
         classes = int(labels.max(initial=0)) + 1
         places = shuffled_by_label(owner * classes + labels[index.rows], rng)
         leaving = places[systematic(sizes, away, rng)]
         role[leaving] = 1
-        role[leaving[systematic(away, held, rng)]] = 2
+        role[leaving[systematic(away, test, rng)]] = 2
     train, val, out = (select(index, owner, role == r) for r in range(3))
     return train, val, out
 
@@ -88,8 +88,8 @@ def by_distribution(index: Index, labels: np.ndarray, test_labels: np.ndarray, r
     tick = np.floor((rank_within(c) + rng.random(classes)[c]) / tested[c] * trained[c]).astype(np.int64)
     tick = np.minimum(tick, np.maximum(trained[c] - 1, 0))
     owner = np.full(len(rows), -1)
-    seen = trained[c] > 0
-    owner[rows[seen]] = holders[((np.cumsum(trained) - trained)[c] + tick)[seen]]
+    trainable = trained[c] > 0
+    owner[rows[trainable]] = holders[((np.cumsum(trained) - trained)[c] + tick)[trainable]]
     return index_of(owner, len(index))
 
 
@@ -123,8 +123,8 @@ def sums_within(values: np.ndarray, amounts: np.ndarray) -> np.ndarray:
     [[0, 0], [3, 0], [7, 4]]
     """
     order = np.argsort(values.ravel(), kind="stable")
-    ordered, each = values.ravel()[order], amounts.ravel()[order]
-    before = np.cumsum(each) - each
+    ordered, terms = values.ravel()[order], amounts.ravel()[order]
+    before = np.cumsum(terms) - terms
     _, starts, counts = np.unique(ordered, return_index=True, return_counts=True)
     sums = np.empty(values.size, dtype=np.int64)
     sums[order] = before - np.repeat(before[starts], counts)

@@ -78,12 +78,12 @@ def as_source(
     column = client if isinstance(client, str) else None
     what = [name] if owners is None else [f"{name} of client {owner}" for owner in owners]
     read_parts = [read(part, y, features, label, column, title) for part, title in zip(parts, what, strict=True)]
-    count, apart = len(read_parts), dict[str, tuple[slice, list[str] | None]]()
+    count, places = len(read_parts), dict[str, tuple[slice, list[str] | None]]()
     for split, argument in (("test", test), ("validation", validation_set)):
-        held_parts, held_by = _held(argument, owners, name, split)
-        apart[split] = slice(len(read_parts), len(read_parts) + len(held_parts)), held_by
-        for number, part in enumerate(held_parts):
-            what.append(f"{name}: {split}" + ("" if held_by is None else f" of client {held_by[number]}"))
+        split_parts, split_owners = _split_parts(argument, owners, name, split)
+        places[split] = slice(len(read_parts), len(read_parts) + len(split_parts)), split_owners
+        for number, part in enumerate(split_parts):
+            what.append(f"{name}: {split}" + ("" if split_owners is None else f" of client {split_owners[number]}"))
             there = getattr(part, "column_names", getattr(part, "columns", ()))
             of = column if column in there else None  # which a test table may lack
             read_parts.append(read(part, None, features, label, of, what[-1]))
@@ -95,18 +95,18 @@ def as_source(
             raise DataError(f"{label_of} has {len(a)} inputs but {len(b)} targets.")
         if not len(a):
             raise DataError(f"{label_of} has no samples; leave it out, or give it some.")
-    held: dict[str, Any] = {}
-    for split, (places, held_by) in apart.items():
-        if inputs_of := x[places]:
-            held[f"x_{split}"] = _joined(inputs_of, f"{name}: {split} inputs")
-            held[f"y_{split}"] = _joined(targets[places], f"{name}: {split} targets")
+    splits: dict[str, Any] = {}
+    for split, (place, split_owners) in places.items():
+        if inputs_of := x[place]:
+            splits[f"x_{split}"] = _concatenate(inputs_of, f"{name}: {split} inputs")
+            splits[f"y_{split}"] = _concatenate(targets[place], f"{name}: {split} targets")
             sizes = [len(part) for part in inputs_of]
-            by = None if held_by is None else np.repeat(np.array(held_by), sizes)
-            held[f"clients_{split}"] = read_parts[places.start].client if by is None else by
+            ids = None if split_owners is None else np.repeat(np.array(split_owners), sizes)
+            splits[f"clients_{split}"] = read_parts[place.start].client if ids is None else ids
     source = from_tensors(
-        _joined(x[:count], f"{name}: inputs"),
-        _joined(targets[:count], f"{name}: targets"),
-        **held,
+        _concatenate(x[:count], f"{name}: inputs"),
+        _concatenate(targets[:count], f"{name}: targets"),
+        **splits,
         classes=classes,
         clients=_clients(read_parts[0].client, owners, client, [len(part) for part in x[:count]], name),
         names=names,
@@ -154,28 +154,28 @@ def _per_client(data: Any) -> tuple[list[Any], list[str] | None]:
     return [data], None
 
 
-def _held(data: Any, owners: Sequence[str] | None, name: str, split: str) -> tuple[list[Any], list[str] | None]:
+def _split_parts(data: Any, owners: Sequence[str] | None, name: str, split: str) -> tuple[list[Any], list[str] | None]:
     """The data sets for tests or validation that are not empty, and their clients' names if there is one for each."""
     if data is None:
         return [], None
-    parts, held_by = _per_client(data)
-    if held_by is None:
+    parts, split_owners = _per_client(data)
+    if split_owners is None:
         return parts, None
     which = "test=" if split == "test" else "validation_set="
     if owners is None:
         raise DataError(
             f"{name}: {which} is one data set per client, but the data are not; give both in the same form."
         )
-    if isinstance(data, list) and len(held_by) != len(owners):
+    if isinstance(data, list) and len(split_owners) != len(owners):
         raise DataError(
-            f"{name} is {len(owners)} data sets, but {which} is {len(held_by)}; give one for each client, in their "
-            "order."
+            f"{name} is {len(owners)} data sets, but {which} is {len(split_owners)}; give one for each client, in "
+            "their order."
         )
-    if strange := sorted(set(held_by) - set(owners)):
+    if strange := sorted(set(split_owners) - set(owners)):
         raise DataError(
             f"{name}: {which} names client {strange[0]!r}, which has no data set; {nearest(strange[0], owners)}"
         )
-    pairs = [(part, owner) for part, owner in zip(parts, held_by, strict=True) if not _is_empty(part)]
+    pairs = [(part, owner) for part, owner in zip(parts, split_owners, strict=True) if not _is_empty(part)]
     return [part for part, _ in pairs], [owner for _, owner in pairs]
 
 
@@ -194,13 +194,13 @@ def _inputs(parts: Sequence[Any], name: str) -> tuple[list[Tensor], list[str]]:
 
 
 def _clients(
-    named: np.ndarray | None, owners: Sequence[str] | None, client: Any, sizes: Sequence[int], name: str
+    column_ids: np.ndarray | None, owners: Sequence[str] | None, client: Any, sizes: Sequence[int], name: str
 ) -> np.ndarray | None:
     """The natural client of each training row: its data set's, its cell's or its argument's; None without any."""
     if owners is not None:
         return np.repeat(np.array(owners), sizes)
     if client is None or isinstance(client, str):
-        return named
+        return column_ids
     ids = as_array(client, f"{name}: client")
     if ids.dtype.kind == "O":
         if lost := sum(value is None or value != value for value in ids.ravel()):  # NaN differs from itself
@@ -211,7 +211,7 @@ def _clients(
     return ids
 
 
-def _joined(parts: Sequence[Tensor], what: str) -> Tensor:
+def _concatenate(parts: Sequence[Tensor], what: str) -> Tensor:
     if len(parts) == 1:
         return parts[0]
     forms = dict.fromkeys(f"{str(part.dtype).removeprefix('torch.')} {list(part.shape[1:])}" for part in parts)
@@ -280,16 +280,16 @@ def _frame(
             f"{what} is a table; name the target column with label=, one of: {', '.join(map(str, columns))}."
         )
     targets = [] if label is None else [label] if isinstance(label, str) else list(label)
-    wanted = [features] if isinstance(features, str) else features
-    present([*targets, *(wanted or ()), *([client] if client else [])], columns, what)
-    if wanted is None:
-        wanted = [column for column in columns if column not in targets and column != client]
+    input_columns = [features] if isinstance(features, str) else features
+    present([*targets, *(input_columns or ()), *([client] if client else [])], columns, what)
+    if input_columns is None:
+        input_columns = [column for column in columns if column not in targets and column != client]
     ids = None if client is None else clients_of(frame[client], what)
     if y is None:
         y = frame[targets[0]] if len(targets) == 1 else frame[targets]
     if isinstance(features, str) and frame[features].dtype == object and not isinstance(frame[features].iloc[0], str):
         return Columns(stacked(list(frame[features]), f"{what}: {features}"), y, ids)
-    return Columns(frame[list(wanted)], y, ids)
+    return Columns(frame[list(input_columns)], y, ids)
 
 
 def _hugging_face(
@@ -300,9 +300,9 @@ def _hugging_face(
     if label is None:
         label = next((column for column in ("label", "labels", "target", "y") if column in columns), "label")
     targets = [label] if isinstance(label, str) else list(label)
-    named = [features] if isinstance(features, str) else list(features or ())
-    present([*targets, *named, *([client] if client else [])], columns, what)
-    others = named or [column for column in columns if column not in targets and column != client]
+    chosen_features = [features] if isinstance(features, str) else list(features or ())
+    present([*targets, *chosen_features, *([client] if client else [])], columns, what)
+    input_columns = chosen_features or [column for column in columns if column not in targets and column != client]
     names = tuple(getattr(dataset.features[targets[0]], "names", None) or ())
     ids = None
     if client is not None:
@@ -312,11 +312,11 @@ def _hugging_face(
     y: Any = table[targets[0]] if len(targets) == 1 else table
     if len(targets) == 1 and y.dtype == object and len(y) and not isinstance(y.iloc[0], str):
         y = stacked(list(y), f"{what}: {targets[0]}")
-    image = others[0] if len(others) == 1 else None
-    if image is None and not named:  # an image or array beside other columns
-        image = next((c for c in others if type(dataset.features[c]).__name__ in ("Image", "Array3D")), None)
+    image = input_columns[0] if len(input_columns) == 1 else None
+    if image is None and not chosen_features:  # an image or array beside other columns
+        image = next((c for c in input_columns if type(dataset.features[c]).__name__ in ("Image", "Array3D")), None)
     if image is None or type(dataset.features[image]).__name__ == "Value":
-        return Columns(dataset.select_columns(others).with_format(None).to_pandas(), y, ids, names)
+        return Columns(dataset.select_columns(input_columns).with_format(None).to_pandas(), y, ids, names)
     rows = dataset.select_columns([image]).with_format(None)
     return Columns(stacked([row[image] for row in with_progress(rows, what)], f"{what}: {image}"), y, ids, names)
 
@@ -376,9 +376,9 @@ def stacked(items: Sequence[Any], what: str) -> np.ndarray:
     arrays = [item.detach().cpu().numpy() if isinstance(item, Tensor) else as_array(item, what) for item in items]
     shapes = {array.shape for array in arrays}
     if len(shapes) > 1:
-        other = next(i for i, array in enumerate(arrays) if array.shape != arrays[0].shape)
+        odd = next(i for i, array in enumerate(arrays) if array.shape != arrays[0].shape)
         raise DataError(
-            f"{what}: sample 0 has shape {list(arrays[0].shape)}, but sample {other} {list(arrays[other].shape)}; "
+            f"{what}: sample 0 has shape {list(arrays[0].shape)}, but sample {odd} {list(arrays[odd].shape)}; "
             "resize or pad them to one."
         )
     return np.stack(arrays) if arrays else np.zeros(0)
@@ -406,10 +406,10 @@ def coded(parts: Sequence[Any], names: Sequence[Sequence[str]], what: str) -> tu
     raw = [_raw(part, what) for part in parts]
     if any(part.dtype.kind in "US" for part in raw):
         texts = [part.astype(str) for part in raw]
-        known = categories(parts) or sorted({str(value) for part in texts for value in np.unique(part)})
-        place = {name: number for number, name in enumerate(known)}
+        labels = categories(parts) or sorted({str(value) for part in texts for value in np.unique(part)})
+        place = {name: number for number, name in enumerate(labels)}
         return [torch.tensor([place[value] for value in part.ravel()], dtype=torch.int64) for part in texts], tuple(
-            known
+            labels
         )
     tensors = [targets(part, f"{what}: y") for part in raw]
     kinds = {part.is_floating_point() for part in tensors}
@@ -431,14 +431,14 @@ def _renumbered(
     groups = list(dict.fromkeys(part for part in names if part))
     if len(groups) < 2:
         return tensors, groups[0] if groups else ()
-    known = list(dict.fromkeys(label for part in groups for label in part))
+    union = list(dict.fromkeys(label for part in groups for label in part))
     if not all(names) or any(part.is_floating_point() or part.ndim > 1 for part in tensors):
         raise DataError(f"{what}: data sets have different class names, and some have none; give the targets as names.")
-    for part, own in zip(tensors, names, strict=True):
-        if part.numel() and int(part.max()) >= len(own):
-            raise DataError(f"{what}: there is a label {int(part.max())}, but only {len(own)} class names.")
-    place = [torch.tensor([known.index(label) for label in own]) for own in names]
-    return [table[part] for table, part in zip(place, tensors, strict=True)], tuple(known)
+    for part, labels in zip(tensors, names, strict=True):
+        if part.numel() and int(part.max()) >= len(labels):
+            raise DataError(f"{what}: there is a label {int(part.max())}, but only {len(labels)} class names.")
+    place = [torch.tensor([union.index(label) for label in labels]) for labels in names]
+    return [table[part] for table, part in zip(place, tensors, strict=True)], tuple(union)
 
 
 def with_kind(targets: Sequence[Tensor], x: Sequence[Tensor]) -> list[Tensor]:
@@ -450,8 +450,8 @@ def with_kind(targets: Sequence[Tensor], x: Sequence[Tensor]) -> list[Tensor]:
     """
     first, inputs = targets[0], x[0]
     sequences = not inputs.is_floating_point() and inputs.shape[1:] == first.shape[1:]
-    whole = not first.is_floating_point() and first.ndim == 2 and not sequences
-    if whole and all(int(part.max()) <= 1 for part in targets if part.numel()):
+    is_matrix = not first.is_floating_point() and first.ndim == 2 and not sequences
+    if is_matrix and all(int(part.max()) <= 1 for part in targets if part.numel()):
         return [part.float() for part in targets]
     return list(targets)
 

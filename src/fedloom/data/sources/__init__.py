@@ -55,19 +55,19 @@ class Source:
     groups_validation: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        kept = self.train.take(np.arange(0)) if self.validation is None else self.validation
+        validation = self.train.take(np.arange(0)) if self.validation is None else self.validation
         for split, arrays, groups in (
             ("training", self.train, self.groups), ("test", self.test, self.groups_test),
-            ("validation", kept, self.groups_validation),
+            ("validation", validation, self.groups_validation),
         ):  # fmt: skip
             if groups is not None and len(groups) != len(arrays):
                 raise DataError(f"{self.name}: there are {len(arrays)} {split} samples but {len(groups)} client ids.")
             for what in ("x", "y") if len(arrays) else ():
-                train, other = getattr(self.train, what), getattr(arrays, what)
-                if train.shape[1:] != other.shape[1:] or train.dtype != other.dtype:
+                train, values = getattr(self.train, what), getattr(arrays, what)
+                if train.shape[1:] != values.shape[1:] or train.dtype != values.dtype:
                     raise DataError(
                         f"{self.name}: a training sample has {what} of shape {list(train.shape[1:])} and type "
-                        f"{train.dtype}, but a {split} sample {list(other.shape[1:])} and {other.dtype}."
+                        f"{train.dtype}, but a {split} sample {list(values.shape[1:])} and {values.dtype}."
                     )
 
     def describe(self) -> dict[str, Any]:
@@ -89,8 +89,8 @@ class Sources(Registry[Source]):
         """Call the factory registered under ``name``, as any registry does."""
         from fedloom.data.user import as_source  # imports this
 
-        made = super().make(name, **settings)
-        return made if isinstance(made, Source) else as_source(made, name=name)
+        source = super().make(name, **settings)
+        return source if isinstance(source, Source) else as_source(source, name=name)
 
     def __getitem__(self, name: str) -> Entry[Source]:
         if isinstance(name, str) and name not in self:
@@ -135,10 +135,10 @@ def natural_clients(
     {'groups': array([1, 0, 1]), 'groups_test': array([2]), 'group_names': ('user ann', 'user bob', 'user cid')}
     """
     splits = {"groups": train, "groups_test": test, "groups_validation": validation}
-    known = {key: np.asarray(ids).ravel() for key, ids in splits.items() if ids is not None}
-    ids, which = np.unique(np.concatenate([*known.values()]), return_inverse=True)
-    pieces = np.split(which, np.cumsum([len(rows) for rows in known.values()])[:-1])
-    return dict(zip(known, pieces, strict=True)) | {"group_names": tuple(f"{prefix}{name}" for name in ids)}
+    columns = {key: np.asarray(ids).ravel() for key, ids in splits.items() if ids is not None}
+    ids, which = np.unique(np.concatenate([*columns.values()]), return_inverse=True)
+    pieces = np.split(which, np.cumsum([len(rows) for rows in columns.values()])[:-1])
+    return dict(zip(columns, pieces, strict=True)) | {"group_names": tuple(f"{prefix}{name}" for name in ids)}
 
 
 # The order is that in listings.

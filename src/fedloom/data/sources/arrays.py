@@ -218,16 +218,18 @@ def standardised(source: Source, columns: Sequence[int] | None = None) -> Source
             f"{source.name}: standardise=true is for samples of plain numbers [D], not of shape {list(x.shape[1:])}; "
             "leave it out."
         )
-    chosen = list(range(x.shape[1]) if columns is None else columns)
-    mean, deviation = moments(x.numpy()[:, chosen].astype(np.float64))
-    numbers = {"columns": chosen, "mean": mean.tolist(), "deviation": deviation.tolist()}
+    scalable = list(range(x.shape[1]) if columns is None else columns)
+    mean, deviation = moments(x.numpy()[:, scalable].astype(np.float64))
+    numbers = {"columns": scalable, "mean": mean.tolist(), "deviation": deviation.tolist()}
 
     def scaled(arrays: Arrays) -> Arrays:
         return replace(arrays, x=torch.from_numpy(rescaled(arrays.x.numpy(), numbers)))
 
     settings = {**source.settings, "standardised": numbers}
-    kept = source.validation and scaled(source.validation)
-    return replace(source, train=scaled(source.train), test=scaled(source.test), validation=kept, settings=settings)
+    validation = source.validation and scaled(source.validation)
+    return replace(
+        source, train=scaled(source.train), test=scaled(source.test), validation=validation, settings=settings
+    )
 
 
 def rescaled(table: np.ndarray, numbers: Mapping[str, Any]) -> np.ndarray:
@@ -278,8 +280,8 @@ CHANNELS = (1, 3, 4)
 
 
 MEDMNIST = {
-    f"{kind}_{part}": f"{name}_{theirs}"
-    for kind, theirs in (("x", "images"), ("y", "labels"))
+    f"{kind}_{part}": f"{name}_{title}"
+    for kind, title in (("x", "images"), ("y", "labels"))
     for part, name in (("train", "train"), ("validation", "val"), ("test", "test"))
 }
 
@@ -304,23 +306,23 @@ def npz(
         standardise: whether inputs [N, D] are scaled, column by column, by the mean and deviation of all training
             samples together, which a federation of real clients would have to compute jointly.
     """
-    held = [f"{kind}_{split}" for split in ("test", "validation") for kind in ("x", "y", "client")]
+    optional = [f"{kind}_{split}" for split in ("test", "validation") for kind in ("x", "y", "client")]
     home = Path(path).expanduser()
     read = read_npy_folder if home.is_dir() else read_npz
     try:
-        arrays = read(home, ["x_train", "y_train"], [*held, "client_train", "names"])
+        arrays = read(home, ["x_train", "y_train"], [*optional, "client_train", "names"])
     except DataError as error:
         try:
-            theirs = read(home, [MEDMNIST["x_train"], MEDMNIST["y_train"]], list(MEDMNIST.values()))
+            medmnist = read(home, [MEDMNIST["x_train"], MEDMNIST["y_train"]], list(MEDMNIST.values()))
         except DataError:
             raise error from None
-        arrays = {ours: theirs[name] for ours, name in MEDMNIST.items() if name in theirs}
+        arrays = {key: medmnist[name] for key, name in MEDMNIST.items() if name in medmnist}
     arrays |= {key: shaped(array, shape, str(path)) for key, array in arrays.items() if key.startswith("x_")}
-    apart: dict[str, Any] = {key.replace("client_", "clients_"): arrays[key] for key in held if key in arrays}
+    splits: dict[str, Any] = {key.replace("client_", "clients_"): arrays[key] for key in optional if key in arrays}
     source = from_tensors(
         arrays["x_train"],
         arrays["y_train"],
-        **apart,
+        **splits,
         classes=classes,
         clients=arrays.get("client_train"),
         names=[str(name) for name in np.ravel(arrays.get("names", ()))],
@@ -402,16 +404,16 @@ def from_tensors(
     (('ann', 'bob'), [0, 1, 0, 0], 0)
     """
     x, y = inputs(x, f"{name}: x_train"), targets(y, f"{name}: y_train")
-    held: dict[str, tuple[Tensor, Tensor]] = {}
+    splits: dict[str, tuple[Tensor, Tensor]] = {}
     for split, a, b in (("test", x_test, y_test), ("validation", x_validation, y_validation)):
         if (a is None) != (b is None):
             lacks, there = ("x", "y") if a is None else ("y", "x")
             raise DataError(f"{name}: there is {there}_{split} but no {lacks}_{split}; give both or neither.")
         if a is not None and b is not None:
-            held[split] = inputs(a, f"{name}: x_{split}", warn=False), targets(b, f"{name}: y_{split}")
+            splits[split] = inputs(a, f"{name}: x_{split}", warn=False), targets(b, f"{name}: y_{split}")
     numbered = classes is None and not names and y.ndim == 1 and y.numel() > 0 and not y.is_floating_point()
     if classes is None:
-        labels = () if y.is_floating_point() or not y.numel() else (y, *(v for _, v in held.values()))
+        labels = () if y.is_floating_point() or not y.numel() else (y, *(v for _, v in splits.values()))
         largest = max((int(v.max()) for v in labels if v.numel()), default=-1)
         classes = len(names) or largest + 1 or 1
     if not 1 <= classes <= CLASSES:
@@ -425,13 +427,13 @@ def from_tensors(
     for ids in (clients, clients_test, clients_validation):
         if ids is not None and np.asarray(ids).dtype.kind == "f" and np.isnan(np.asarray(ids)).any():
             raise DataError(f"{name}: some samples have NaN for their client; give each a number or a name.")
-    train, test = (Arrays(*pair, classes, tuple(names)) for pair in ((x, y), held.get("test", (x[:0], y[:0]))))
-    kept = Arrays(*held["validation"], classes, tuple(names)) if "validation" in held else None
-    for split, (_, v) in held.items():
+    train, test = (Arrays(*pair, classes, tuple(names)) for pair in ((x, y), splits.get("test", (x[:0], y[:0]))))
+    validation = Arrays(*splits["validation"], classes, tuple(names)) if "validation" in splits else None
+    for split, (_, v) in splits.items():
         if not (y.is_floating_point() or v.is_floating_point()) and y.ndim == v.ndim == 1:
             _check_classes(y, v, names, name, split)
     groups = {} if clients is None else natural_clients(clients, clients_test, validation=clients_validation)
-    return Source(name, train, test, licence, citation, **groups, settings=settings or {}, validation=kept)
+    return Source(name, train, test, licence, citation, **groups, settings=settings or {}, validation=validation)
 
 
 def _warn_of_gaps(y: Tensor, classes: int, name: str) -> None:
@@ -448,13 +450,13 @@ def _warn_of_gaps(y: Tensor, classes: int, name: str) -> None:
 
 def _check_classes(y: Tensor, v: Tensor, names: Sequence[str], name: str, split: str) -> None:
     """Warn of classes that samples kept apart [M] have and training samples [N] lack; refuse if these share none."""
-    known, tested = set(y.unique().tolist()), set(v.unique().tolist())
-    if not (lacking := sorted(tested - known)) or not known:
+    trained, tested = set(y.unique().tolist()), set(v.unique().tolist())
+    if not (lacking := sorted(tested - trained)) or not trained:
         return
-    shown = ", ".join(repr(names[label]) if names else str(label) for label in lacking[:5])
-    message = f"{name}: only {split} samples have the {'class' if len(lacking) == 1 else 'classes'} {shown}"
+    labels = ", ".join(repr(names[label]) if names else str(label) for label in lacking[:5])
+    message = f"{name}: only {split} samples have the {'class' if len(lacking) == 1 else 'classes'} {labels}"
     message += f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
-    if not tested & known:
+    if not tested & trained:
         raise DataError(f"{message}, and no training sample has a class of the {split} set; give both the same labels.")
     warnings.warn(
         f"{message}, which no model can learn from the training samples; give both the same labels, or leave those "
@@ -538,15 +540,15 @@ def numbers(array: Tensor | np.ndarray, what: str) -> Tensor:
     if isinstance(array, Tensor):
         if array.layout is not torch.strided:
             raise DataError(f"{what} is a sparse tensor; give a dense one, {what.rpartition(' ')[2]}.to_dense().")
-        kind, shown = ("c" if array.is_complex() else "f"), str(array.dtype)
+        kind, dtype = ("c" if array.is_complex() else "f"), str(array.dtype)
     else:
         array = as_array(array, what)
-        kind, shown = array.dtype.kind, str(array.dtype)
+        kind, dtype = array.dtype.kind, str(array.dtype)
     if kind not in "buif":
         kind_in_words = {"U": "text", "S": "text", "O": "Python objects", "c": "complex numbers"}.get(
             kind, "no plain numbers"
         )
-        raise DataError(f"{what} holds {kind_in_words} ({shown}), but only numbers and truth values will do.")
+        raise DataError(f"{what} holds {kind_in_words} ({dtype}), but only numbers and truth values will do.")
     if array.ndim == 0:
         raise DataError(f"{what} is a single number, but it must have a row for each sample.")
     if isinstance(array, np.ndarray):

@@ -73,20 +73,20 @@ class Files:
 
     def missing(self, root: str | Path | None = None) -> str:
         """The sentence about missing files."""
-        wanted, here = self.expected(), " or ".join(map(str, roots(root)))
+        layout_text, place = self.expected(), " or ".join(map(str, roots(root)))
         for folder, layout in ((folder, layout) for folder in roots(root) for layout in self.layouts):
             lost = [file for file, path in zip(layout, locate(layout, folder), strict=True) if path is None]
             if len(lost) < len(layout):
-                wanted, here = " and ".join(shorten(lost)), f"{folder}, where its other files are"
+                layout_text, place = " and ".join(shorten(lost)), f"{folder}, where its other files are"
                 break
-        named = "root=… (data.root=… on the command line) or FEDLOOM_DATA"
-        advice = f"put the missing files there, or name their folder with {named}"
+        setting = "root=… (data.root=… on the command line) or FEDLOOM_DATA"
+        advice = f"put the missing files there, or name their folder with {setting}"
         if self.origin:
             sums = ", ".join(f"{name}: {checksum}" for name, checksum in self.checksums.items())
             advice = f"get it from {self.origin}{f' ({sums})' if sums else ''}, and {advice}"
         if self.torchvision:
             advice += ", or let torchvision fetch it with download=true"
-        return f"{self.title} is missing: expected {wanted} in {here}; {advice}."
+        return f"{self.title} is missing: expected {layout_text} in {place}; {advice}."
 
 
 _FILES: dict[str, Files] = {}
@@ -111,8 +111,8 @@ def roots(root: str | Path | None = None) -> list[Path]:
     """The data folders: ``root`` alone if given, otherwise $FEDLOOM_DATA and then ~/.cache/fedloom."""
     if root:
         return [Path(root).expanduser()]
-    named = os.environ.get("FEDLOOM_DATA")
-    return [*([Path(named).expanduser()] if named else []), Path.home() / ".cache" / "fedloom"]
+    folder = os.environ.get("FEDLOOM_DATA")
+    return [*([Path(folder).expanduser()] if folder else []), Path.home() / ".cache" / "fedloom"]
 
 
 def locate(files: Sequence[str], folder: Path) -> list[Path | None]:
@@ -198,10 +198,10 @@ def read_npz(path: Path, keys: Sequence[str], optional: Sequence[str] = ()) -> d
         names = list(getattr(file, "files", ()))
         if missing := [key for key in keys if key not in names]:
             raise DataError(f"{path} lacks {', '.join(missing)}; it holds {', '.join(names) or 'no named arrays'}.")
-        wanted = [key for key in (*keys, *optional) if key in names]
+        present = [key for key in (*keys, *optional) if key in names]
         sizes = {info.filename: info.file_size for info in file.zip.infolist()}
-        check_memory(f"{path} unpacked", sum(sizes.get(f"{key}.npy", 0) for key in wanted))
-        return {key: sound(file[key]) for key in wanted}
+        check_memory(f"{path} unpacked", sum(sizes.get(f"{key}.npy", 0) for key in present))
+        return {key: sound(file[key]) for key in present}
 
 
 def sound(array: np.ndarray) -> np.ndarray:

@@ -95,8 +95,10 @@ def parquet(data: Generated) -> bytes:
         "std": arrays.std,
         "provenance": data.provenance,
     }
-    theirs = {"info": {"features": kinds}}
-    table = pa.table(columns).replace_schema_metadata({OURS: json.dumps(about), b"huggingface": json.dumps(theirs)})
+    hub_metadata = {"info": {"features": kinds}}
+    table = pa.table(columns).replace_schema_metadata(
+        {OURS: json.dumps(about), b"huggingface": json.dumps(hub_metadata)}
+    )
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd")
     return sink.getvalue().to_pybytes()
@@ -134,8 +136,8 @@ def _read_parquet(path: Path) -> tuple[Tensor, Tensor, dict[str, Any]]:
     with reading(path, "is truncated or not a parquet file"), pq.ParquetFile(readable_path(path)) as file:
         check_parquet(path, file)
         table = file.read()
-    kept = (table.schema.metadata or {}).get(OURS)
-    about = json.loads(kept) if kept else {}
+    metadata = (table.schema.metadata or {}).get(OURS)
+    about = json.loads(metadata) if metadata else {}
     if not {*KEYS} <= {*about} or not {"x", "label"} <= {*table.column_names}:
         raise DataError(f"{path} was not written by fedloom synthesize.")
     x = np.array(table["x"].to_pylist(), dtype=np.float32).reshape(-1, *about["shape"])
@@ -173,8 +175,8 @@ def _imitated(path: str | Path, origin: Mapping[str, Any]) -> Source:
     name = str(origin.get("name"))
     if name not in sources or not (name == "digits" or files_of(sources[name])):  # a stranger's set chooses no file
         raise DataError(f"{path} imitates data that have no name here, so there is no test set; leave it out: {OUT}")
-    known = sources[name].parameters.keys() - {"root", "download"}
+    parameters = sources[name].parameters.keys() - {"root", "download"}
     try:
-        return sources.make(name, **{key: value for key, value in origin.items() if key in known})
+        return sources.make(name, **{key: value for key, value in origin.items() if key in parameters})
     except FedLoomError as error:
         raise DataError(f"{path} imitates {name}, which cannot be read: {error} Or leave it out: {OUT}") from error

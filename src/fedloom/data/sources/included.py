@@ -108,8 +108,8 @@ def synthetic(
     if g3:
         sizes = np.rint(rng.lognormal(np.log(samples) - g3 / 2, np.sqrt(g3), clients)).astype(np.int64)
     sizes = np.maximum(sizes, min(min_size, round(samples)))
-    held = np.rint(test * sizes).astype(np.int64)
-    owner, owner_test = np.repeat(np.arange(clients), sizes), np.repeat(np.arange(clients), held)
+    test_sizes = np.rint(test * sizes).astype(np.int64)
+    owner, owner_test = np.repeat(np.arange(clients), sizes), np.repeat(np.arange(clients), test_sizes)
 
     models = clients if g1 is not None else 1
     mu = np.sqrt(g1 or 0.0) * rng.standard_normal((models, 1, 1))

@@ -83,20 +83,20 @@ def table(
         frame = in_order(frame, time, name)
         frame = frame if time in features else frame.drop(columns=time)
     targets = only(label)
-    apart = [read_frames(Path(other).expanduser(), client)[0] for other in (test, validation) if other is not None]
+    splits = [read_frames(Path(split).expanduser(), client)[0] for split in (test, validation) if split is not None]
     client = owner
     if time is not None and time not in features:
-        apart = [other.drop(columns=time, errors="ignore") for other in apart]
-    frame, *apart = without_gaps([frame, *apart], missing, [*label, *([client] if client else [])], features)
-    beside = {"test": test, "validation": validation}
-    beside = {key: str(value) for key, value in beside.items() if value is not None}
-    held = dict(zip(beside, apart, strict=True))
+        splits = [split.drop(columns=time, errors="ignore") for split in splits]
+    frame, *splits = without_gaps([frame, *splits], missing, [*label, *([client] if client else [])], features)
+    paths = {"test": test, "validation": validation}
+    paths = {key: str(value) for key, value in paths.items() if value is not None}
+    tables = dict(zip(paths, splits, strict=True))
     source = as_source(
         frame, features=list(features) or None, label=targets, client=client, standardise=standardise, name=name,
-        test=held.get("test"), validation_set=held.get("validation"),
+        test=tables.get("test"), validation_set=tables.get("validation"),
     )  # fmt: skip
-    made = {key: source.settings.get(key) for key in ("columns", "standardised")}
-    optional = {"client": client, "features": list(features), **made, **beside, "shape": list(shape)}
+    inferred = {key: source.settings.get(key) for key in ("columns", "standardised")}
+    optional = {"client": client, "features": list(features), **inferred, **paths, "shape": list(shape)}
     optional |= {"missing": None if missing == "refuse" else missing}
     settings = {"path": str(path), "label": targets, "time": time} | {k: v for k, v in optional.items() if v}
     parts = {part: getattr(source, part) for part in ("train", "test", "validation")} if shape else {}
@@ -135,23 +135,23 @@ def without_gaps(frames: Sequence[Any], missing: str, ids: Sequence[str], featur
             raise DataError(f"column {column!r} has no value by which missing ones could be filled; leave it out.")
         numbers = pd.api.types.is_numeric_dtype(values)
         fill[column] = values.mean() if numbers else values.mode(dropna=True)[0]
-    return [frame.astype(dict.fromkeys(_lacking_whole(frame, fill), float)).fillna(fill) for frame in frames]
+    return [frame.astype(dict.fromkeys(_gaps_of_integers(frame, fill), float)).fillna(fill) for frame in frames]
 
 
-def _lacking_whole(frame: Any, columns: Iterable[str]) -> list[str]:
-    """The columns of whole numbers or truth values that lack some, as pandas' own types can, and hold no mean."""
-    held = [column for column in columns if column in frame.columns]
-    return [column for column in held if frame[column].dtype.kind in "iub" and frame[column].isna().any()]
+def _gaps_of_integers(frame: Any, columns: Iterable[str]) -> list[str]:
+    """The columns of whole numbers or truth values with gaps, as pandas' own types allow, which cannot hold a mean."""
+    present = [column for column in columns if column in frame.columns]
+    return [column for column in present if frame[column].dtype.kind in "iub" and frame[column].isna().any()]
 
 
 def _without_rows(frame: Any, columns: Sequence[str], ids: Sequence[str]) -> Any:
     """A frame without the rows that lack a value; whole numbers of labels and clients are no floats any more."""
-    whole = frame.dropna(subset=columns)
-    if len(frame) and not len(whole):
+    complete = frame.dropna(subset=columns)
+    if len(frame) and not len(complete):
         lacking = frame[columns].isna().sum().idxmax()
         raise DataError(f"every row has a missing value, most often in column {lacking!r}; leave that column out.")
-    floats = [column for column in ids if column in columns and whole[column].dtype.kind == "f"]
-    return whole.astype({c: int for c in floats if frame[c].isna().any() and (whole[c] % 1 == 0).all()})
+    floats = [column for column in ids if column in columns and complete[column].dtype.kind == "f"]
+    return complete.astype({c: int for c in floats if frame[c].isna().any() and (complete[c] % 1 == 0).all()})
 
 
 def only(columns: Sequence[str]) -> str | list[str]:
@@ -183,15 +183,15 @@ def read_frame(path: Path, texts: Collection[str] = ()) -> Any:
 
 def tables_in(folder: Path) -> dict[str, Path]:
     """The tables in a folder, by their names without the ending."""
-    found: dict[str, Path] = {}
+    tables: dict[str, Path] = {}
     for path in sorted(folder.glob("*")):
         if path.name.lower().endswith((*CSV, ".parquet")):
             name = re.sub(r"(\.csv(\.\w+)?|\.parquet)$", "", path.name, flags=re.IGNORECASE)
-            if path != (other := found.setdefault(name, path)):
+            if path != (first := tables.setdefault(name, path)):
                 raise DataError(
-                    f"{other.name} and {path.name} in {folder} have the same name but for its ending; rename one."
+                    f"{first.name} and {path.name} in {folder} have the same name but for its ending; rename one."
                 )
-    return found
+    return tables
 
 
 def read_frames(place: Path, client: str | None) -> tuple[Any, str | None]:
@@ -203,10 +203,12 @@ def read_frames(place: Path, client: str | None) -> tuple[Any, str | None]:
     frames = {name: read_frame(path) for name, path in tables_in(place).items()}
     if not frames:
         raise DataError(f"the folder {place} holds no tables, which end in .csv or .parquet.")
-    (first, columns), *others = ((name, set(frame.columns)) for name, frame in frames.items())
-    for name, own in others:
-        if apart := sorted(map(str, own ^ columns)):
-            raise DataError(f"of the tables in {place}, {first} and {name} differ in the columns {', '.join(apart)}.")
+    (first, columns), *rest = ((name, set(frame.columns)) for name, frame in frames.items())
+    for name, names in rest:
+        if difference := sorted(map(str, names ^ columns)):
+            raise DataError(
+                f"of the tables in {place}, {first} and {name} differ in the columns {', '.join(difference)}."
+            )
     if client is None:
         if FILE in columns:
             raise DataError(f"the tables in {place} have a column {FILE!r}: name it, data.client={FILE}, or rename it.")
@@ -236,8 +238,8 @@ class _Unpacked(io.RawIOBase):
 def _unpacked(path: Path) -> Iterator[io.BufferedReader]:
     from pandas.io.common import get_handle
 
-    with get_handle(path, "rb", compression="infer", is_text=False) as opened:
-        yield io.BufferedReader(_Unpacked(opened.handle, path), PIECE)  # pyright: ignore[reportArgumentType]
+    with get_handle(path, "rb", compression="infer", is_text=False) as handles:
+        yield io.BufferedReader(_Unpacked(handles.handle, path), PIECE)  # pyright: ignore[reportArgumentType]
 
 
 def _csv(path: Path, texts: Collection[str]) -> Any:
@@ -246,9 +248,9 @@ def _csv(path: Path, texts: Collection[str]) -> Any:
     with _unpacked(path) as file:
         text = io.TextIOWrapper(file, "utf-8-sig", newline="")
         header = next((row for row in csv.reader(iter(lambda: text.readline(HEADER), "")) if row), [])
-    if len(header) == 1 and (apart := next((name for sign, name in SEPARATORS.items() if sign in header[0]), None)):
+    if len(header) == 1 and (separator := next((name for sign, name in SEPARATORS.items() if sign in header[0]), None)):
         raise DataError(
-            f"{path} separates its columns by {apart}; write it with commas, and with points in decimal numbers."
+            f"{path} separates its columns by {separator}; write it with commas, and with points in decimal numbers."
         )
     _check_header(header, path)
     with warnings.catch_warnings():
@@ -376,7 +378,7 @@ def text(
         lines: dict[Any, list[str]] = {}
         for source, owner in zip(read, [None] * len(read) if owners is None else owners.tolist(), strict=True):
             lines.setdefault(owner, []).append(source + "\n")
-        numbers = (np.fromiter(chain(*tokens(written, tokenizer)), np.int64) for written in lines.values())
+        numbers = (np.fromiter(chain(*tokens(texts, tokenizer)), np.int64) for texts in lines.values())
         pairs = [windows(sequence, length) for sequence in numbers]
         inputs, targets = (np.concatenate(side) for side in zip(*pairs, strict=True))
         owners = None if owners is None else np.repeat(list(lines), [len(x) for x, _ in pairs])
@@ -440,7 +442,7 @@ def hub(
     hub_of = import_extra("hub", "flwr_datasets", "data=hub")
     downloads = hub_of.FederatedDataset(dataset=dataset, subset=subset, partitioners={}, seed=seed)
     pool = _split(downloads, dataset, train)
-    test_split = _split(downloads, dataset, test or "test", needed=test is not None)
+    test_split = _split(downloads, dataset, test or "test", required=test is not None)
     info = pool.info
     name = dataset.rpartition("/")[2] or dataset
     source = as_source(pool, test=test_split, features=features or None, label=only(label), client=client, name=name)
@@ -449,11 +451,11 @@ def hub(
     return replace(source, licence=licence, citation=citation, settings=settings)
 
 
-def _split(datasets: Any, dataset: str, split: str, needed: bool = True) -> Any:
-    """A split of a data set; None if it does not exist and is not ``needed``."""
+def _split(datasets: Any, dataset: str, split: str, required: bool = True) -> Any:
+    """A split of a data set; None if it does not exist and is not ``required``."""
     try:
         return datasets.load_split(split)
     except Exception as error:  # the network, the hub and each file format fail in their own ways
-        if not needed and "not present in the dataset's splits" in str(error):
+        if not required and "not present in the dataset's splits" in str(error):
             return None
         raise DataError(f"the split {split!r} of {dataset!r} cannot be loaded ({first_line(error)}).") from error
