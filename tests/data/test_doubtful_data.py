@@ -151,7 +151,7 @@ def test_tables_of_clients_are_joined_by_the_names_of_their_columns() -> None:
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (SITE.assign(ward="A").drop(columns="b"), r"not all tables have the columns 'b', 'ward'; give features="),
+        (SITE.assign(ward="A").drop(columns="b"), r"not all tables have the columns 'b', 'ward'; give data.features "),
         (SITE.assign(a="1,5"), r"column 'a' holds numbers in some tables and texts in others; convert it"),
         (pd.concat([SITE, SITE[["b"]]], axis=1), r"several columns named 'b'"),
     ],

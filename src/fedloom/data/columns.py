@@ -65,14 +65,15 @@ def encoded(frames: Sequence[Any], what: str) -> tuple[list[np.ndarray], list[st
     if extra := [entry for frame in frames for entry in frame.columns if entry not in shared]:
         message = ", ".join(map(repr, dict.fromkeys(map(str, extra))))
         raise DataError(
-            f"{what}: not all tables have the columns {message}; give features=[...], which all of them have."
+            f"{what}: not all tables have the columns {message}; give data.features (features= in Python) with columns "
+            "that all of them have."
         )
     if not columns:
         raise DataError(f"{what} has no column other than label and client; there is nothing to learn from.")
     if "Unnamed: 0" in columns:
         raise DataError(
             f"{what} has the row numbers that pandas writes with a table as an input, column 'Unnamed: 0'; drop it, or "
-            "leave it out of features=."
+            "leave it out of data.features (features= in Python)."
         )
     blocks: list[list[np.ndarray]] = [[] for _ in frames]
     names: list[str] = []
@@ -106,7 +107,8 @@ def encoded(frames: Sequence[Any], what: str) -> tuple[list[np.ndarray], list[st
         if len(values) > CATEGORIES:
             raise DataError(
                 f"{what}: column {column!r} has {len(values)} different texts, too many for categories; turn it "
-                "into numbers, or leave it out of features=."
+                "into numbers, or leave it out of data.features "
+                "(features= in Python)."
             )
         texts = [text for text in values if not NUMBER.fullmatch(text)]
         if len(values) > FEW and 2 * len(texts) < len(values):
@@ -120,7 +122,8 @@ def encoded(frames: Sequence[Any], what: str) -> tuple[list[np.ndarray], list[st
         elif len(values) > FEW and 2 * len(values) > (rows := sum(map(len, series))):
             warnings.warn(
                 f"{what}: column {column!r} has {len(values)} different texts in {rows} rows, each of which becomes an "
-                "input; if it holds names or sentences, turn it into numbers, or leave it out of features=.",
+                "input; if it holds names or sentences, turn it into numbers, or leave it out of data.features "
+                "(features= in Python).",
                 stacklevel=3,
             )
         names += [f"{column}={category}" for category in values]
