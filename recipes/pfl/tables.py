@@ -44,7 +44,7 @@ from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.evaluator import Evaluator
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import RunResult, run
-from fedloom.experiment.setup import make_plan, placed
+from fedloom.experiment.setup import make_plan, to_device
 from fedloom.models import models
 from fedloom.parts.adaptation import Maml, Prototypes
 from fedloom.rounds.server import Server
@@ -143,7 +143,7 @@ def experiment(
 
 def look(conditions: Experiment, server: Server, result: RunResult, adaptation: Adaptation) -> dict[str, float]:
     """Test accuracy of the clients' models, adapted with all their training images: mean, best and worst."""
-    federation = placed(conditions.federation, torch.float32, "cpu")
+    federation = to_device(conditions.federation, torch.float32, "cpu")
     plan = make_plan(replace(conditions, method=replace(conditions.method, adaptation=adaptation)), federation, "cpu")
     values = Evaluator(plan, federation, conditions.evaluation).clients(server, result.snapshot.store)[1]["accuracy"]  # type: ignore[arg-type]
     return {"mean": float(values.mean()), "best": float(values.max()), "worst": float(values.min())}

@@ -29,7 +29,7 @@ from fedloom.core.parts import Use
 from fedloom.experiment.evaluator import Evaluator
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import RunResult
-from fedloom.experiment.setup import make_plan, placed
+from fedloom.experiment.setup import make_plan, to_device
 from fedloom.parts.personal.interpolated import GRID
 
 METHODS = ("APFL", "SuPerFed-MM", "SuPerFed-LM")
@@ -38,7 +38,7 @@ CLIENTS = 500
 
 def evaluator(conditions: Experiment, federation: Federation) -> Evaluator:
     """The evaluator of a finished run's models."""
-    data = placed(federation, torch.float32, "cpu")
+    data = to_device(federation, torch.float32, "cpu")
     return Evaluator(make_plan(conditions, data, "cpu"), data, conditions.evaluation)
 
 

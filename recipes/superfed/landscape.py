@@ -31,7 +31,7 @@ from fedloom.compute.live import Live
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import RunResult
 from fedloom.experiment.runtime import reproducible
-from fedloom.experiment.setup import make_plan, placed
+from fedloom.experiment.setup import make_plan, to_device
 from fedloom.rounds.plan import ClientPlan
 
 METHODS = ("FedAvg", "SuPerFed-MM", "SuPerFed-LM")
@@ -60,7 +60,7 @@ def reach(loss: Loss, w: Tensor, v: Tensor, steps: int = 41) -> float:
 def measure(conditions: Experiment, where: Path, steps: int, axis: Any = None) -> dict[str, Any]:
     """Run or resume a method; distances and losses around its server's model, drawn where there is an axis."""
     result, _ = common.run_or_resume(conditions, where)
-    data = placed(conditions.federation, torch.float32, "cpu")
+    data = to_device(conditions.federation, torch.float32, "cpu")
     plan = make_plan(conditions, data, "cpu")
     w = result.snapshot.server.theta
     loss = cross_entropy(plan.model, plan.layout, data.test.x[:IMAGES], data.test.y[:IMAGES])

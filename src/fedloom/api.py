@@ -24,7 +24,7 @@ from fedloom.core.parts import Term
 from fedloom.core.slots import SLOTS
 from fedloom.experiment import federated
 from fedloom.experiment.callbacks import Callback, make_progress
-from fedloom.experiment.checkpoint import located
+from fedloom.experiment.checkpoint import run_and_round
 from fedloom.experiment.console import make_console
 from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.experiment import Experiment, check_objects
@@ -135,7 +135,7 @@ def load(
         CheckpointError: if it is not a run directory, holds another experiment, or has no checkpoint that can be read.
         DataError: if the run's data are not on this machine; of a deployment, only what its server read is needed.
     """
-    place, number = located(Path(path))
+    place, number = run_and_round(Path(path))
     if number is not None and round not in (None, number):
         raise ConfigError(f"{path} is one checkpoint already; leave round= out.")
     round = number if round is None else round

@@ -20,7 +20,7 @@ def forged(out: Path, kind: str, change: Change, facts: Mapping[str, Any] | None
     last = checkpoint.load(checkpoint.available(out / "checkpoint")[-1])
     kept = dict(last.tensors[kind])
     if (out / kind).is_dir():
-        held = StateStore(StateFolder(out / kind)).opened(kept)
+        held = StateStore(StateFolder(out / kind)).open(kept)
         held.put({client: nested(change(flat(state))) for client, state in held}, last.round)
         kept = held.save(last.round)
     else:

@@ -378,7 +378,7 @@ def test_every_level_is_measured(name: str) -> None:
         right = (level.model(one.x).argmax(1) == one.y).double().mean()
     evaluator = Evaluator(plan, made.federation, Evaluation(what=("clients",)))
     snapshot, clients = found.snapshot, np.array([0, 3])
-    used = evaluator.chosen(snapshot.server, snapshot.store, clients)
+    used = evaluator.uses(snapshot.server, snapshot.store, clients)
     split = evaluator.federation.held_out
     (values,) = evaluator.predictions(split, snapshot.server, snapshot.store, clients, [used])
     assert values.by_group("accuracy", split.index.pick(clients).offsets)[1] == pytest.approx(float(right))

@@ -46,7 +46,7 @@ def test_the_server_average_has_geometric_weights_over_rounds(rho: float) -> Non
     found = go("feddyn", evaluation=Evaluation(server_average=rho), **WHERE)
     every = np.array(models("feddyn", 4))
     weights = rho ** np.arange(3, -1, -1.0)
-    averaged = found.snapshot.averaged
+    averaged = found.snapshot.average
     assert averaged is not None
     np.testing.assert_allclose(averaged.model.numpy(), weights @ every / weights.sum(), rtol=0, atol=1e-14)
 
@@ -54,7 +54,7 @@ def test_the_server_average_has_geometric_weights_over_rounds(rho: float) -> Non
 @pytest.mark.parametrize("last", [2, 3])
 def test_the_server_average_may_be_the_mean_of_the_last_models(last: int) -> None:
     found = go("fedexp", evaluation=Evaluation(server_average=last), **WHERE)
-    averaged = found.snapshot.averaged
+    averaged = found.snapshot.average
     assert averaged is not None
     np.testing.assert_allclose(averaged.model.numpy(), np.mean(models("fedexp", 4)[-last:], axis=0), rtol=0, atol=1e-14)
 
@@ -122,12 +122,12 @@ def test_the_server_average_is_saved_and_resumed_to_the_same_bits(average: float
     run(replace(chosen, rounds=2), tmp_path / "parts", checkpoint_every=1)
     parts = run(chosen, tmp_path / "parts", resume=True)
     assert_same_run(whole, parts)
-    assert whole.snapshot.averaged is not None
-    assert parts.snapshot.averaged is not None
-    assert torch.equal(whole.snapshot.averaged.model, parts.snapshot.averaged.model)
+    assert whole.snapshot.average is not None
+    assert parts.snapshot.average is not None
+    assert torch.equal(whole.snapshot.average.model, parts.snapshot.average.model)
     saved = load_file(tmp_path / "whole" / "model_average.safetensors")
     end = np.concatenate([saved[name].numpy().ravel() for name in load_file(tmp_path / "whole" / "model.safetensors")])
-    assert sorted(np.abs(end)) == pytest.approx(sorted(np.abs(whole.snapshot.averaged.model.numpy())), abs=1e-12)
+    assert sorted(np.abs(end)) == pytest.approx(sorted(np.abs(whole.snapshot.average.model.numpy())), abs=1e-12)
 
 
 def test_an_average_cannot_begin_in_the_middle(tmp_path: Path) -> None:

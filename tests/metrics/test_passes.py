@@ -23,7 +23,7 @@ from fedloom.experiment import passes
 from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.evaluator import Evaluator
 from fedloom.experiment.federated import RunResult, run
-from fedloom.experiment.setup import make_plan, placed
+from fedloom.experiment.setup import make_plan, to_device
 from fedloom.methods import make
 from fedloom.models import models
 from fedloom.parts.adaptation import Maml, Prototypes
@@ -60,20 +60,20 @@ def trained(method: Method | str, federation: Federation, **changes: Any) -> tup
         "local": Local(steps=3, batch_size=4, lr=0.2),
     } | changes
     made = experiment(method, evaluation=on, **given)
-    here = placed(made.federation, torch.float64, "cpu")
+    here = to_device(made.federation, torch.float64, "cpu")
     return Evaluator(make_plan(made, here, "cpu"), here, on), run(made)
 
 
 def both(monkeypatch: pytest.MonkeyPatch, evaluator: Evaluator, result: RunResult) -> list[Any]:
     """The clients' evaluation with stacked models, and with one after the other; and that these were the ways."""
     stacks: list[int] = []
-    stacked = passes._stacked
+    stacked = passes._stacked_outputs
 
     def counted(*args: Any) -> tuple[Tensor, Tensor]:
         stacks.append(len(args[2]))
         return stacked(*args)
 
-    monkeypatch.setattr(passes, "_stacked", counted)
+    monkeypatch.setattr(passes, "_stacked_outputs", counted)
     found = []
     for size in (1000, 0):
         monkeypatch.setattr(passes, "SMALL", size)
@@ -120,8 +120,8 @@ def test_logits_are_equal_to_rounding() -> None:
 
     members = [0, 2, 3, 4, 5]
     with torch.inference_mode():
-        stacked, y = passes._stacked(evaluator, split, members, fill, (0, 0), 2, None)
-        alone = [list(passes._alone(evaluator, split, c, fill, (0, 0), 2, None)) for c in members]
+        stacked, y = passes._stacked_outputs(evaluator, split, members, fill, (0, 0), 2, None)
+        alone = [list(passes._client_outputs(evaluator, split, c, fill, (0, 0), 2, None)) for c in members]
     expected = torch.cat([logits for parts in alone for logits, _ in parts], 1)
     torch.testing.assert_close(stacked, expected, rtol=1e-12, atol=1e-12)
     assert torch.equal(y, torch.cat([targets for parts in alone for _, targets in parts]))
@@ -140,10 +140,10 @@ def test_a_model_may_declare_that_it_cannot_be_stacked() -> None:
 
     evaluator, _ = trained("fedper", uneven(), model=net)
     assert not passes.stackable(evaluator)
-    assert not passes.pays(evaluator, np.array([1, 2]), 8).any()
+    assert not passes.stacking_pays(evaluator, np.array([1, 2]), 8).any()
     known, _ = trained("fedper", uneven())
-    assert passes.pays(known, np.array([1, passes.SMALL, passes.SMALL + 1]), 8).tolist() == [True, True, False]
-    assert not passes.pays(known, np.array([1]), passes.LIGHT + 1).any()
+    assert passes.stacking_pays(known, np.array([1, passes.SMALL, passes.SMALL + 1]), 8).tolist() == [True, True, False]
+    assert not passes.stacking_pays(known, np.array([1]), passes.LIGHT + 1).any()
     text = models.make("stacked_lstm", classes=5, inputs=(3,))
     assert any(getattr(module, "stackable", True) is False for module in text.modules())
 

@@ -16,7 +16,7 @@ from fedloom.core.federation import Federation, Index, Split
 from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.evaluator import Evaluator
 from fedloom.experiment.federated import FederatedTask, run
-from fedloom.experiment.setup import make_plan, placed
+from fedloom.experiment.setup import make_plan, to_device
 
 METRICS = ("accuracy", "auroc", "ece")
 ROWS = [[0, 1, 2, 17], [], [3, 4], list(range(5, 11)), [11, 12, 0, 1], [5, 6]]
@@ -99,7 +99,7 @@ def test_clients_that_number_classes_alike_alone_are_pooled() -> None:
         for one in [getattr(federation, name)]
     }
     here = experiment("fedper", federation=replace(federation, **splits), evaluation=Evaluation(what=("clients",)))
-    plan = make_plan(here, placed(here.federation, torch.float64, "cpu"), "cpu")
+    plan = make_plan(here, to_device(here.federation, torch.float64, "cpu"), "cpu")
     evaluator = Evaluator(plan, here.federation, here.evaluation)
     state = FederatedTask(here).state
     record, _ = evaluator.clients(state.server, state.store)

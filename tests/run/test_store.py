@@ -208,7 +208,7 @@ def test_what_is_out_of_date_takes_less_room_than_what_is_not(room: float, tmp_p
         assert files(tmp_path) >= {f"clients/{name}" for name in held.files}
         largest = max(largest, sum(file.bytes for file in held._live))
         assert sum(file.bytes for file in held._live) <= store.SPARE * sum(held._live.values())
-        assert values(held) == now == values(on_disk(tmp_path, room).opened(index))
+        assert values(held) == now == values(on_disk(tmp_path, room).open(index))
     assert largest < 2 * 8 * 4200
     assert len(held.files) <= 8
 
@@ -246,7 +246,7 @@ def test_each_state_is_read_and_verified_alone(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="the state of client 3 cannot be used"):
         held.save(2)
     with pytest.raises(ValueError, match="the state of client 3 cannot be used"):
-        on_disk(tmp_path, INF).opened(index)
+        on_disk(tmp_path, INF).open(index)
 
 
 def test_any_flipped_bit_is_noticed(tmp_path: Path) -> None:
@@ -261,9 +261,9 @@ def test_any_flipped_bit_is_noticed(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(bytes(spoilt))
         store._header.cache_clear()
         with pytest.raises(ValueError, match="was altered"):
-            on_disk(tmp_path, INF).opened(index)
+            on_disk(tmp_path, INF).open(index)
         with pytest.raises((ValueError, LostState), match="was altered"):  # a header at once
-            dict(on_disk(tmp_path).opened(index))
+            dict(on_disk(tmp_path).open(index))
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -300,7 +300,7 @@ def test_what_a_worker_writes_counts_once_it_is_adopted(tmp_path: Path) -> None:
     block.save(states(6, 1, 3))  # by a worker that was thought to be dead
     held.put(told, 2)
     assert values(held) == {1: 5.0, 2: 0.0, 3: 5.0}
-    assert values(on_disk(tmp_path).opened(held.save(2))) == values(held)
+    assert values(on_disk(tmp_path).open(held.save(2))) == values(held)
 
 
 def test_what_is_sent_to_and_from_workers_is_small(tmp_path: Path) -> None:
@@ -497,4 +497,4 @@ def test_states_that_take_no_bytes_are_refused(tmp_path: Path) -> None:
     held.put({0: {"drift": {"h": torch.ones(2)}}}, 1)
     index = held.save(1)
     with pytest.raises(ValueError, match="states of clients take no bytes"):
-        held.opened({**index, "size": 0 * index["size"]})
+        held.open({**index, "size": 0 * index["size"]})

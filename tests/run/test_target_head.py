@@ -359,7 +359,7 @@ def test_what_cannot_be_done_is_refused_in_a_sentence(five: TrainedRun) -> None:
     with pytest.raises(ConfigError, match="the server has no whole model"):
         ClassModels(fl.run("fedper", five.federation, "mlp", rounds=1).trained)
     far = copy.copy(five)
-    far.apart = True
+    far.is_deployment = True
     with pytest.raises(ConfigError, match="no class statistics"):
         ClassModels(far).target_head(five.federation.test.x)
     own = copy.copy(five)

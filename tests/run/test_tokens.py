@@ -19,7 +19,7 @@ from fedloom.base.errors import ConfigError, DataError
 from fedloom.core.federation import Federation, Unlabelled
 from fedloom.core.local import Local
 from fedloom.data import as_source
-from fedloom.experiment.conventions import compare, known_tokens
+from fedloom.experiment.conventions import compare, refusing_unknown_tokens
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import FederatedTask, run
 from fedloom.models import models
@@ -138,22 +138,24 @@ def test_a_gpu_is_given_no_token_that_the_model_does_not_know() -> None:
     """The tokens are tried on a copy on the host, and once: the block, which would run on the GPU, is not entered."""
     module, tried = nn.Embedding(5, 2), []
     module.register_forward_hook(lambda module, given, out: tried.append(given[0].tolist()))
-    with known_tokens(module, False, torch.tensor([[1, 3], [2, 4]]), torch.zeros(2)):
+    with refusing_unknown_tokens(module, False, torch.tensor([[1, 3], [2, 4]]), torch.zeros(2)):
         pass
     assert tried == [[[1, 3]], [[2, 4]]]
-    with known_tokens(module, False, torch.tensor([[2, 2], [3, 1]])):
+    with refusing_unknown_tokens(module, False, torch.tensor([[2, 2], [3, 1]])):
         tried.clear()
     assert not tried, "tokens between known ones were tried again"
     for unknown in (5, -1):
         with (
             pytest.raises(DataError, match="not all of which this model knows"),
-            known_tokens(module, False, torch.tensor([[1, unknown]])),
+            refusing_unknown_tokens(module, False, torch.tensor([[1, unknown]])),
         ):
             tried.append("entered")
     assert not tried
-    with known_tokens(nn.Linear(7, 2), False, torch.tensor([[1, 9]])):  # fails otherwise: the device will say so
+    with refusing_unknown_tokens(
+        nn.Linear(7, 2), False, torch.tensor([[1, 9]])
+    ):  # fails otherwise: the device will say so
         tried.append("entered")
-    with known_tokens(module, True, torch.tensor([[9]])):  # the host raises the error itself
+    with refusing_unknown_tokens(module, True, torch.tensor([[9]])):  # the host raises the error itself
         tried.append("entered")
     assert tried == ["entered", "entered"]
 
@@ -169,7 +171,7 @@ def test_tokens_that_a_module_is_known_to_take_are_not_tried_again() -> None:
 
     module = Counted(9, 2)
     for tokens, tries in (([1, 4], 2), ([1, 4], 2), ([2, 3], 2), ([1, 5], 4), ([0, 5], 6)):
-        with known_tokens(module, False, torch.tensor(tokens)[:, None]):
+        with refusing_unknown_tokens(module, False, torch.tensor(tokens)[:, None]):
             pass
         assert len(asked) == tries, tokens
 

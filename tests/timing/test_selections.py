@@ -158,7 +158,7 @@ def test_losses_of_local_work_guide_the_next_round() -> None:
     task = FederatedTask(experiment("fedavg", selection=PowerOfChoice(candidates=2.0), cohort=2, rounds=8))
     task.open()
     for _ in range(8):
-        losses, (number, chosen) = task.losses.copy(), (task.step(), task.chosen)[1] or (0, None)
+        losses, (number, chosen) = task.losses.copy(), (task.step(), task.last_selection)[1] or (0, None)
         assert chosen is not None
         assert number == task.round
         expected = PowerOfChoice(candidates=2.0).draw(

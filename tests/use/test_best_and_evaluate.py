@@ -36,7 +36,7 @@ def test_the_best_round_is_kept_with_its_clients(tmp_path: Path, store: str) -> 
     result = run(made, tmp_path / "run", checkpoint_every=5, keep=1)
     best = result.summary["best"]["round"]
     assert best not in (1, 12)
-    kept = [checkpoint.located(path)[1] for path in checkpoint.available(tmp_path / "run" / "checkpoint")]
+    kept = [checkpoint.run_and_round(path)[1] for path in checkpoint.available(tmp_path / "run" / "checkpoint")]
     assert kept == [best, 12]
     short = run(replace(made, rounds=best, client_state="memory"))
     loaded = load(made, tmp_path / "run", "best")
@@ -62,7 +62,7 @@ def test_a_resumed_run_keeps_the_same_best_round(tmp_path: Path) -> None:
     run(overtrained(), tmp_path / "parts", checkpoint_every=5, keep=1, resume=True)
     assert len({(tmp_path / n / "model_best.safetensors").read_bytes() for n in ("whole", "parts")}) == 1
     assert whole.summary["best"]["round"] in [
-        checkpoint.located(path)[1] for path in checkpoint.available(tmp_path / "parts" / "checkpoint")
+        checkpoint.run_and_round(path)[1] for path in checkpoint.available(tmp_path / "parts" / "checkpoint")
     ]
 
 

@@ -82,4 +82,4 @@ def test_every_need_has_a_verdict_and_is_shown() -> None:
 
 def test_metrics_of_classes_are_refused_for_truth_values() -> None:
     with pytest.raises(ConfigError, match=r"'balanced_accuracy' is for classes, .* choose among accuracy, .*auroc"):
-        Evaluation(metrics=("balanced_accuracy",)).fitted(TRUTHS, common=False)
+        Evaluation(metrics=("balanced_accuracy",)).for_targets(TRUTHS, common=False)

@@ -299,16 +299,16 @@ class Parser(argparse.ArgumentParser):
         """Parse the words of a command line."""
         if "--dry-run" in self.options and (glued := next(filter(GLUED.match, words), None)):  # -m, …, to argparse
             raise ConfigError(f"{self.prog} has no option {glued!r}; settings are typed {glued[1:]}, without dashes.")
-        arguments, others = self.parse_known_args(words)
-        for other in others:
-            if other.startswith("-"):
-                message = nearest(other, self.options)
-                setting, _, value = other.lstrip("-").partition("=")
-                value = value or next((word for word in words[words.index(other) + 1 :] if word[:1] != "-"), "")
-                if "--dry-run" in self.options and value and closest(other, self.options) is None:
+        arguments, rest = self.parse_known_args(words)
+        for option in rest:
+            if option.startswith("-"):
+                message = nearest(option, self.options)
+                setting, _, value = option.lstrip("-").partition("=")
+                value = value or next((word for word in words[words.index(option) + 1 :] if word[:1] != "-"), "")
+                if "--dry-run" in self.options and value and closest(option, self.options) is None:
                     message = f"settings are typed {setting}={value}, without dashes."
-                raise ConfigError(f"{self.prog} has no option {other!r}; {message}")
-        arguments.words += others
+                raise ConfigError(f"{self.prog} has no option {option!r}; {message}")
+        arguments.words += rest
         return arguments
 
 

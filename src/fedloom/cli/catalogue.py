@@ -111,11 +111,11 @@ def settings(of: str = "") -> Iterator[tuple[str, Iterator[Row]]]:
     if of in commands:
         yield f"fedloom {of}", keys_of(commands[of], lambda key: True)
     elif of:
-        having = [schema for schema in SCHEMAS if of in {*schema.sections, *schema.aliases}]
-        if not having:
+        owners = [schema for schema in SCHEMAS if of in {*schema.sections, *schema.aliases}]
+        if not owners:
             sections = {key for schema in SCHEMAS for key in (*schema.sections, *schema.aliases)}
             raise ConfigError(f"no command and no key is called {of!r}; {nearest(of, {*commands, *sections})}")
-        yield f"fedloom {having[0].command}", keys_of(having[0], lambda key: key == of)
+        yield f"fedloom {owners[0].command}", keys_of(owners[0], lambda key: key == of)
     else:
         yield "", keys_of(RUN, lambda key: True)
         for schema in SCHEMAS[1:]:
@@ -161,7 +161,12 @@ def key_row(key: str, value: Any, kind: str, meaning: str) -> Row:
 
 def details(kind: str, name: str) -> Iterator[dict[str, Any]]:
     """The details of a name: description, settings, parts, citation; once for each key that takes it."""
-    pairs = {(key, choice.registry.kind): choice for each in KINDS if kind in (each, "") for key, choice in KINDS[each]}
+    pairs = {
+        (key, choice.registry.kind): choice
+        for candidate in KINDS
+        if kind in (candidate, "")
+        for key, choice in KINDS[candidate]
+    }
     matches = [(key, c) for (key, _), c in pairs.items() if c.registry.canonical(name) in c.registry]
     if not matches:
         raise ConfigError(f"there is no {kind.removesuffix('s')} {name!r}; {nearest(name, names_of(kind))}")
@@ -203,9 +208,11 @@ def parts_of(method: Method | None) -> str:
     """The parts of a method that are not the identity, other than cross entropy."""
     if method is None:
         return ""
-    named = {place.partition(".")[0]: label(part) for place, part in method.parts.items() if not part.is_identity}
-    named["objective"] = "+".join(map(label, method.objective))
-    return "  ".join(f"{slot}={name}" for slot, name in named.items() if (slot, name) != ("objective", "cross_entropy"))
+    labels = {place.partition(".")[0]: label(part) for place, part in method.parts.items() if not part.is_identity}
+    labels["objective"] = "+".join(map(label, method.objective))
+    return "  ".join(
+        f"{slot}={name}" for slot, name in labels.items() if (slot, name) != ("objective", "cross_entropy")
+    )
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -215,13 +222,13 @@ def command(arguments: argparse.Namespace) -> int:
         print_raw(console, json.dumps(plain(pieces), indent=1, ensure_ascii=False))
         return 0
     for number, piece in enumerate(pieces):
-        for line in shown(piece, number):
+        for line in render(piece, number):
             console.print(line)
     return 0
 
 
 def plain(pieces: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """The same for programs: rows of tables in one list, those of a command with its name."""
+    """The pieces for programs: the rows of all tables in one list, with the name of their command if there is one."""
     entries = []
     for piece in pieces:
         rows = piece.get("rows", [piece])
@@ -229,7 +236,7 @@ def plain(pieces: Sequence[Mapping[str, Any]]) -> list[Any]:
     return entries
 
 
-def shown(piece: Mapping[str, Any], number: int) -> Iterator[Table | Text]:
+def render(piece: Mapping[str, Any], number: int) -> Iterator[Table | Text]:
     """A table, or the details of a name as text and tables."""
     if "rows" in piece:
         if piece.get("title"):

@@ -1,6 +1,6 @@
 """The driver of all commands that train: plan the runs, check them, run them, and show the results.
 
-The runs of a command are one, or several in a folder with a plan of all of them.
+A command has one run, or several in a folder with a plan of all of them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fedloom.config.schema import CommandSchema, Config, read, to_yaml
 from fedloom.core.slots import SEVERAL, SLOTS
 from fedloom.experiment.atomic import Lock, write_whole
 from fedloom.experiment.callbacks import Callback, LineProgress, NullProgress, make_progress
-from fedloom.experiment.checkpoint import located
+from fedloom.experiment.checkpoint import run_and_round
 from fedloom.experiment.console import (
     ignoring_lost_output,
     make_console,
@@ -102,8 +102,8 @@ class RunPlan:
         return job.label if len(seeds) == 1 else f"{job.label}, seed {job.config['seed']}"
 
     @contextmanager
-    def claimed(self) -> Iterator[RunPlan]:
-        """The same runs, in a folder that is locked for this process and removed if nothing was written to it.
+    def claim(self) -> Iterator[RunPlan]:
+        """Lock the folder of the runs for this process, and remove it if nothing was written; yields the runs in it.
 
         Raises:
             CheckpointError: if another process runs these, or the folder cannot be written.
@@ -144,7 +144,7 @@ class RunPlan:
 def plan(
     schema: CommandSchema, title: Callable[[Config], str], words: Sequence[str], recipes: Sequence[Path], multirun: bool
 ) -> RunPlan:
-    """Plan the runs of a command line, new or resumed; of several recipes, those of one after those of the other."""
+    """Plan the runs of a command line, new or resumed; the runs of several recipes follow one another."""
     resume = next((Path(word.partition("=")[2]) for word in words if word.startswith("resume=")), None)
     if resume is not None and (resume / PLAN).is_file():
         engine = [word for word in words if word.startswith(("engine=", "engine."))]
@@ -165,7 +165,7 @@ def plan(
     if config.resume is None:
         directory = _new(config.out, f"{title(config)}-{config['seed']}")
         return RunPlan(directory, [Job(config, directory, label=title(config))], config.out is None)
-    directory = located(config.resume)[0]
+    directory = run_and_round(config.resume)[0]
     start = True if directory == config.resume else config.resume
     return RunPlan(directory, [Job(config, directory, start, title(config))])
 
@@ -236,16 +236,16 @@ def _names(configs: Sequence[Config], titles: Sequence[str]) -> list[tuple[str, 
     """A folder and a label for each run of a sweep, like ``feddyn-lr=0.1-0`` and ``feddyn, local.lr=0.1``."""
     folders = []
     for config, title in zip(configs, titles, strict=True):
-        swept = flatten(config.swept)  # a value like {name: feddyn, alpha: 0.1} has settings of its own
-        varied = {key: _short(value) for key, value in swept.items() if not _in_title(key) and key != "seed"}
+        values = flatten(config.swept)  # a value like {name: feddyn, alpha: 0.1} has settings of its own
+        varied = {key: _short(value) for key, value in values.items() if not _in_title(key) and key != "seed"}
         parts = [title, *(f"{key.rpartition('.')[2]}={value}" for key, value in varied.items()), str(config["seed"])]
         label = ", ".join([title, *(f"{key.removeprefix('method.')}={value}" for key, value in varied.items())])
         folders.append((re.sub(r"[^\w.=+,-]+", "_", "-".join(parts)), label))
-    again, used = Counter(folder for folder, _ in folders), Counter[str]()
+    counts, numbers = Counter(folder for folder, _ in folders), Counter[str]()
     for number, (folder, label) in enumerate(folders):
-        used[folder] += 1
-        if again[folder] > 1:
-            folders[number] = (f"{folder}-{used[folder]}", label)
+        numbers[folder] += 1
+        if counts[folder] > 1:
+            folders[number] = (f"{folder}-{numbers[folder]}", label)
     return folders
 
 
@@ -271,17 +271,17 @@ class FailureTraces(Callback):
     """Collects the tracebacks of failed clients for ``--debug``, one per stage and reason."""
 
     def __init__(self) -> None:
-        self.found: dict[tuple[str, str], Failure] = {}
+        self.failures: dict[tuple[str, str], Failure] = {}
 
     def on_step(self, step: Any) -> Mapping[str, Any]:
         for failure in step.report.failures if hasattr(step, "report") else ():
             if failure.trace:
-                self.found.setdefault((failure.stage, failure.reason), failure)
+                self.failures.setdefault((failure.stage, failure.reason), failure)
         return {}
 
     def print(self) -> None:
         """Print the tracebacks on standard error."""
-        for failure in self.found.values():
+        for failure in self.failures.values():
             print(f"fedloom: {failure}\n{failure.trace}", file=sys.stderr)
 
 
@@ -319,7 +319,7 @@ class Command:
     last_file: str = "summary.json"
     plans: bool = False
     check: Callable[[Any, Path], object] = lambda experiment, directory: None
-    hints: Callable[[set[str], Config, Shared], Sequence[str]] = lambda named, config, shared: ()
+    hints: Callable[[set[str], Config, Shared], Sequence[str]] = lambda keys, config, shared: ()
 
     def __call__(self, arguments: argparse.Namespace) -> int:
         """Run the command; returns the exit code."""
@@ -337,8 +337,8 @@ class Command:
             planned = [  # all settings are checked before anything trains
                 (self.build(job.config, shared), run_settings(job.config)) for job in batch.jobs
             ]
-            named = set.intersection(*(self.schema.named(words, recipe) for recipe in recipes or [None]))
-            for hint in self._hints(named, batch, shared):
+            keys = set.intersection(*(self.schema.named(words, recipe) for recipe in recipes or [None]))
+            for hint in self._hints(keys, batch, shared):
                 note(aside, hint)
             if batch.is_sweep or arguments.dry_run:
                 for job, (experiment, _) in zip(batch.jobs, planned, strict=True):
@@ -352,7 +352,7 @@ class Command:
                 print_raw(console, to_yaml(job.config), end="")
             return 0
         traces = FailureTraces()
-        with opened(arguments.log) as log, batch.claimed() as batch:
+        with open_log(arguments.log) as log, batch.claim() as batch:
             work: list[Work] = [(job, *plan) for job, plan in zip(batch.jobs, planned, strict=True)]
             if arguments.debug:
                 for _, _, settings in work:
@@ -377,14 +377,14 @@ class Command:
                 silence_stdout()
         return 2 if failed else 0
 
-    def _hints(self, named: set[str], batch: RunPlan, shared: Shared) -> Iterator[str]:
+    def _hints(self, keys: set[str], batch: RunPlan, shared: Shared) -> Iterator[str]:
         """Sentences on the choices made for keys that were not set."""
-        if "resume" in named:
+        if "resume" in keys:
             return
         first, titles = next(iter(self.schema.sections)), list(dict.fromkeys(job.label for job in batch.jobs))
-        if named and first not in named and self.schema.default_sweep(named):
+        if keys and first not in keys and self.schema.default_sweep(keys):
             yield f"no {first}= given: comparing {', '.join(titles[:-1])} and {titles[-1]}."
-        yield from dict.fromkeys(hint for job in batch.jobs for hint in self.hints(named, job.config, shared))
+        yield from dict.fromkeys(hint for job in batch.jobs for hint in self.hints(keys, job.config, shared))
 
     def train(
         self, batch: RunPlan, work: Sequence[Work], displays: Sequence[NullProgress]
@@ -394,7 +394,7 @@ class Command:
         Raises:
             Stopped: on Ctrl-C, with the command that continues.
         """
-        failed: list[tuple[str, FedLoomError]] = []
+        failures: list[tuple[str, FedLoomError]] = []
         if batch.is_sweep or self.plans:
             batch.write_plan()
         for number, (job, experiment, settings) in enumerate(work, 1):
@@ -414,10 +414,10 @@ class Command:
             except FedLoomError as error:
                 if not batch.is_sweep:
                     raise
-                failed.append((batch.title(job), error))
+                failures.append((batch.title(job), error))
             except KeyboardInterrupt:
                 raise Stopped(self._resume_hint(batch, job)) from None
-        return failed
+        return failures
 
     def _is_done(self, job: Job) -> bool:
         directory = RunDirectory(job.directory)
@@ -430,7 +430,7 @@ class Command:
         """The sentence on how to continue after Ctrl-C."""
         if not batch.is_begun:
             return UNBEGUN
-        done = max((record["round"] for record in RunDirectory(job.directory).metrics()), default=0)
+        last_round = max((record["round"] for record in RunDirectory(job.directory).metrics()), default=0)
         who = f"{job.label}, seed {job.config['seed']}" if batch.is_sweep else job.label
         how = ["fedloom", *self.schema.command.split(), f"resume={relpath(batch.parent)}"]
         for module in batch.imports:
@@ -438,7 +438,7 @@ class Command:
         if address := job.config.values.get("engine", {}).get("address"):
             how.append(f"engine.address={address}")
         step = of_kind(self.schema.kind).step
-        return f"stopped after {step} {done} of {who}; continue with: {shlex.join(how)}"
+        return f"stopped after {step} {last_round} of {who}; continue with: {shlex.join(how)}"
 
     def show(
         self, consoles: Sequence[Console], batch: RunPlan, verbose: bool = False
@@ -455,16 +455,16 @@ class Command:
                 console.print(self.table(rows))
         lines: list[str] = []
         files: list[tuple[str, Path]] = []
-        failed: list[tuple[str, FedLoomError]] = []
+        failures: list[tuple[str, FedLoomError]] = []
         recorded = [(label, run.path) for label, run in runs if run.metrics()]
         for application in applications().values() if recorded else ():
             if application.after:
                 try:
-                    said, wrote = at(application.after)(recorded, batch.parent)
+                    new_lines, new_files = at(application.after)(recorded, batch.parent)
                 except FedLoomError as error:
-                    failed.append((application.name, error))
+                    failures.append((application.name, error))
                 else:
-                    lines, files = [*lines, *said], [*files, *wrote]
+                    lines, files = [*lines, *new_lines], [*files, *new_files]
         for console in consoles:
             with ignoring_lost_output(console):
                 for text in [*lines, *self.remarks(rows)]:
@@ -483,7 +483,7 @@ class Command:
             with ignoring_lost_output(console):
                 for word, path in places:
                     print_raw(console, f"{word + ':':<{width}} {relpath(path)}")
-        return failed
+        return failures
 
     def _summaries(self, batch: RunPlan) -> Iterator[dict[str, Any]]:
         """The runs for ``--json``: name, directory, and what is in ``summary.json``."""
@@ -506,8 +506,8 @@ def needs_no_gpu(config: Config) -> bool:
 
 
 @contextmanager
-def opened(log: str | None) -> Iterator[list[Console]]:
-    """A console that appends to the file given with ``--log``, if there is one."""
+def open_log(log: str | None) -> Iterator[list[Console]]:
+    """Open the file given with ``--log``, if there is one: yields a list of a console that appends to it, or none."""
     if log is None:
         yield []
         return

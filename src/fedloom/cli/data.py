@@ -45,20 +45,20 @@ def partition(arguments: argparse.Namespace) -> int:
     """Draw labels by client; print them and their statistics."""
     console = make_console()
     show_warnings(console)
-    config, out, path = configured(arguments, "partition.png")
+    config, out, path = config_and_path(arguments, "partition.png")
     federation = build_federation(config)
     if arguments.save is not None:
         save_partition(federation, arguments.save)
     has_classes = federation.train.arrays.has_classes
-    drawn = "no figure: the targets are not class numbers"
+    message = "no figure: the targets are not class numbers"
     if has_classes:
-        drawn = f"figure: {relpath(path)}"
+        message = f"figure: {relpath(path)}"
         try:
             from fedloom.data.plots import plot_labels
         except ConfigError as error:
             if out:
                 raise
-            drawn = f"no figure: {error}"
+            message = f"no figure: {error}"
         else:
             write_picture(path, lambda: plot_labels(federation, path))
     if arguments.json:
@@ -67,16 +67,16 @@ def partition(arguments: argparse.Namespace) -> int:
         return 0
     show_clients(console, federation)
     console.print()
-    print_raw(console, drawn)
+    print_raw(console, message)
     return 0
 
 
-def configured(arguments: argparse.Namespace, name: str) -> tuple[Config, Path | str | None, Path]:
-    """The configuration of a command line, where it wants the figure, if it says so, and where that goes."""
+def config_and_path(arguments: argparse.Namespace, name: str) -> tuple[Config, Path | str | None, Path]:
+    """The configuration of a command line, the path of the figure that it asks for, if any, and the path to use."""
     recipes, words = split_words(arguments.words)
     config = resolve(words, one_recipe(recipes))
     out = arguments.out or config.out
-    return config, out, picture_path(out) if out else free(name)
+    return config, out, picture_path(out) if out else free_path(name)
 
 
 def show_clients(console: Console, federation: Federation) -> None:
@@ -89,8 +89,8 @@ def show_clients(console: Console, federation: Federation) -> None:
     table.add_row(Text("partition", style="bold"), federation.provenance["partition"]["name"])
     for key, value in statistics(federation).items():
         configs = value.items() if isinstance(value, dict) else [("", value)]
-        said = "  ".join(f"{name} {_number(inner)}".strip() for name, inner in configs)
-        table.add_row(Text(WORDS.get(key, key), style="bold"), said)
+        text = "  ".join(f"{name} {_number(inner)}".strip() for name, inner in configs)
+        table.add_row(Text(WORDS.get(key, key), style="bold"), text)
     console.print(table)
 
 
@@ -104,7 +104,7 @@ def picture_path(out: Path | str) -> Path:
     return path
 
 
-def free(name: str) -> Path:
+def free_path(name: str) -> Path:
     """A path of that name; if there is one already, the first free of name-2, name-3 and so on."""
     first = Path(name)
     numbered = (first.with_stem(f"{first.stem}-{number}") for number in itertools.count(2))
@@ -208,8 +208,8 @@ def load(name: str, overrides: list[str]) -> tuple[Source, Federation]:
     base = one_recipe(recipes)
     shared = Shared()
     source = shared("source", RUN.resolve(words, base)["data"], DATA.instantiate)
-    chosen = any(word.partition("=")[0].partition(".")[0] == "partition" for word in words)
-    if source.groups is not None and not chosen:
+    has_partition = any(word.partition("=")[0].partition(".")[0] == "partition" for word in words)
+    if source.groups is not None and not has_partition:
         words = ["partition=natural", *words]
     return source, build_federation(RUN.resolve(words, base), shared)
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from rich.text import Text
 
 from fedloom.base.errors import ConfigError
-from fedloom.cli.data import configured, write_picture
+from fedloom.cli.data import config_and_path, write_picture
 from fedloom.config.keys import build
 from fedloom.data.plots import ACCENT, INK, QUIET, SOFT, save
 from fedloom.experiment.clock import Outlook, WorkParts
@@ -26,38 +26,38 @@ COLOURS = {"latency": SOFT, "down": QUIET, "computing": ACCENT, "up": "#d9a25f"}
 
 def command(arguments: argparse.Namespace) -> int:
     """Print the devices, durations and the timeline of a run, and draw durations by client."""
-    config, _, path = configured(arguments, "devices.png")
+    config, _, path = config_and_path(arguments, "devices.png")
     task = FederatedTask(build(config))
     if (clock := task.clock) is None:
         raise ConfigError("there are no devices; choose some, like devices=lognormal (fedloom list devices).")
     parts = clock.parts(np.arange(task.plan.population.clients))
-    whole, fleet = np.sum(parts, axis=0), clock.fleet
+    totals, fleet = np.sum(parts, axis=0), clock.fleet
     outlook = task.outlook()
-    write_picture(path, lambda: plot(parts, f"{len(whole):,} clients, devices {config['devices.name']}", path))
+    write_picture(path, lambda: plot(parts, f"{len(totals):,} clients, devices {config['devices.name']}", path))
     console = make_console()
     if arguments.json:
-        about = {name: quantiles(own) for name, own in fleet._asdict().items() if np.isfinite(own).all()}
-        about["seconds"] = {name: -value for name, value in quantiles(-whole).items()}
+        about = {name: quantiles(values) for name, values in fleet._asdict().items() if np.isfinite(values).all()}
+        about["seconds"] = {name: -value for name, value in quantiles(-totals).items()}
         timeline = None if outlook is None else outlook._asdict()
         print_raw(
             console, json.dumps({"devices": about, "timeline": timeline, "figure": str(path.resolve())}, indent=1)
         )
         return 0
     table = plain_table("", *HEADS, numbers=HEADS)
-    for name, values, shown in (
+    for name, values, format_value in (
         ("operations a second", fleet.speed, lambda value: f"{value:.2g}"),
         ("download a second", fleet.down, format_size),
         ("upload a second", fleet.up, format_size),
-        ("client's work", -whole, lambda value: f"{-value:.2g} s"),
-        *((f"  {name}", -own, lambda value: f"{-value:.2g} s") for name, own in parts._asdict().items()),
+        ("client's work", -totals, lambda value: f"{-value:.2g} s"),
+        *((f"  {name}", -seconds, lambda value: f"{-value:.2g} s") for name, seconds in parts._asdict().items()),
     ):
-        table.add_row(Text(name, style="bold"), *map(shown, quantiles(values).values()))
+        table.add_row(Text(name, style="bold"), *map(format_value, quantiles(values).values()))
     if np.isfinite(fleet.memory).all():
         table.add_row(Text("memory", style="bold"), *map(format_size, quantiles(fleet.memory).values()))
     console.print(table)
     console.print()
     if (short := int((~clock.fits).sum())) > 0:
-        print_raw(console, f"{plural(short, 'client')} of {len(whole):,} cannot be invited for lack of memory.")
+        print_raw(console, f"{plural(short, 'client')} of {len(totals):,} cannot be invited for lack of memory.")
     if outlook is not None:
         print_raw(console, in_words(outlook, task.experiment.schedule.stale))
     print_raw(console, f"figure: {relpath(path)}")
@@ -91,9 +91,9 @@ def plot(parts: WorkParts, title: str, path: Path) -> None:
     axes = figure.subplots()
     order = np.argsort(-np.sum(parts, axis=0), kind="stable")
     edges, base = np.arange(len(order) + 1), np.zeros(len(order))
-    for name, own in parts._asdict().items():
-        axes.stairs(base + own[order], edges, baseline=base, fill=True, color=COLOURS[name], label=name)
-        base = base + own[order]
+    for name, seconds in parts._asdict().items():
+        axes.stairs(base + seconds[order], edges, baseline=base, fill=True, color=COLOURS[name], label=name)
+        base = base + seconds[order]
     axes.set_xlim(0, len(order))
     axes.set_xlabel("clients, the slowest first", fontsize=9, color=SOFT)
     axes.set_ylabel("seconds", fontsize=9, color=SOFT)

@@ -21,7 +21,7 @@ from fedloom.base.errors import ConfigError
 from fedloom.base.files import cell, writing
 from fedloom.config.keys import CONDITIONS, FEDERATION, RUN, build_federation
 from fedloom.experiment.atomic import write_whole
-from fedloom.experiment.checkpoint import located
+from fedloom.experiment.checkpoint import run_and_round
 from fedloom.experiment.console import relpath
 from fedloom.experiment.deployed import FORMATS, DeployedModel
 from fedloom.experiment.rundir import RunDirectory, jsonable
@@ -38,7 +38,7 @@ def command(arguments: argparse.Namespace) -> int:
     path, files = run_and_files(arguments.words, "predict")
     if len(files) != 1:
         raise ConfigError("fedloom predict needs one file of inputs, like: fedloom predict run=runs/… test.npz")
-    return predict(lambda: chosen(path, arguments.client, arguments.round), files[0], arguments.out)
+    return predict(lambda: deployed_model(path, arguments.client, arguments.round), files[0], arguments.out)
 
 
 def predict(load: Callable[[], DeployedModel], file: str, to: str | None) -> int:
@@ -48,28 +48,28 @@ def predict(load: Callable[[], DeployedModel], file: str, to: str | None) -> int
         raise ConfigError(f"--out {out} must be a new file that ends in .npz or .csv.")
     model = load()
     content = model.read(Path(file))
-    predicted = model.predict(content["x"])
-    measured = model.evaluate(content["x"], content["y"]) if "y" in content else {}  # refuses targets that do not fit
-    names = model.names if predicted.ndim == 1 and all(map(str.isprintable, model.names)) else ()
+    predictions = model.predict(content["x"])
+    metrics = model.evaluate(content["x"], content["y"]) if "y" in content else {}  # refuses targets that do not fit
+    names = model.names if predictions.ndim == 1 and all(map(str.isprintable, model.names)) else ()
     if out is None:
-        print("\n".join(_text(value, names) for value in predicted))
+        print("\n".join(_text(value, names) for value in predictions))
     else:
-        _write(out, predicted, names)
+        _write(out, predictions, names)
         print(f"predictions: {relpath(out)}", file=sys.stderr)
-    if measured:
-        text = ", ".join(f"{name} {value:.4g}" for name, value in measured.items())
-        print(f"{len(predicted)} samples: {text}", file=sys.stderr)
+    if metrics:
+        text = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+        print(f"{len(predictions)} samples: {text}", file=sys.stderr)
     return 0
 
 
-def chosen(path: Path, client: str | None, round: str | None = None) -> DeployedModel:
-    """The model of a client, by its number or name, or the server's; of a run that trains one model, that.
+def deployed_model(path: Path, client: str | None, round: str | None = None) -> DeployedModel:
+    """The model of a client, by its number or name, or the server's; the only model of a run that trains just one.
 
     ``round`` is a number of rounds, or ``best``.
     """
-    run = trained(path, round)
+    run = load_run(path, round)
     if not isinstance(run, TrainedRun):
-        kind = RunDirectory(located(path)[0]).kind
+        kind = RunDirectory(run_and_round(path)[0]).kind
         who, model = f"{path} is a run of fedloom {of_kind(kind).name}", getattr(run, "model", None)
         if not isinstance(model, DeployedModel):
             raise ConfigError(f"{who}, which is used from Python: fl.load({str(path)!r}).")
@@ -87,8 +87,8 @@ def chosen(path: Path, client: str | None, round: str | None = None) -> Deployed
     return run.client(client)
 
 
-def trained(path: Path, round: str | None = None) -> Any:
-    """What ``fl.load`` reads of a run: of a federated one, its models."""
+def load_run(path: Path, round: str | None = None) -> Any:
+    """The result of ``fl.load`` for a run: the models of a federated one."""
     return load(path, round=int(round) if round is not None and round.isdecimal() else round)
 
 
@@ -100,16 +100,16 @@ def run_and_files(
     ``methods`` are settings of the command's methods, written ``method.SETTING``.
     """
     runs = [word.removeprefix("run=") for word in words if word.startswith("run=")]
-    others = [word for word in words if not word.startswith("run=")]
+    rest = [word for word in words if not word.startswith("run=")]
     if len(runs) != 1 or not runs[0]:
         raise ConfigError(f"fedloom {command} needs the directory of a finished run, run=DIR.")
-    for word in others:
+    for word in rest:
         key, equals, value = word.partition("=")
         if equals and key.partition(".")[0] not in keys and not Path(word).exists():
             hint = f"write --{key} {value}" if key in OPTIONS else f"see fedloom {command} --help"
             hint = f"write method.{key}={value}" if key in methods else hint
             raise ConfigError(f"fedloom {command} has no setting {key!r}; {hint}.")
-    return Path(runs[0]), others
+    return Path(runs[0]), rest
 
 
 def _text(value: Tensor, names: Sequence[str]) -> str:
@@ -117,18 +117,18 @@ def _text(value: Tensor, names: Sequence[str]) -> str:
     return names[int(value)] if names else " ".join(f"{number:g}" for number in value.flatten().tolist())
 
 
-def _write(path: Path, predicted: Tensor, names: Sequence[str]) -> None:
-    """Predictions as a column of text, or as an array of numbers with the classes' names, if they have any."""
+def _write(path: Path, predictions: Tensor, names: Sequence[str]) -> None:
+    """Write predictions as a column of text, or as an array of numbers with the classes' names, if they have any."""
     if path.suffix == ".csv":
         lines = io.StringIO(newline="")
         csv.writer(lines, lineterminator="\n").writerows(
-            [["prediction"], *([cell(_text(value, names))] for value in predicted)]
+            [["prediction"], *([cell(_text(value, names))] for value in predictions)]
         )
         blob = lines.getvalue().encode()
     else:
         buffer = io.BytesIO()
-        named: dict[str, Any] = {"names": np.array(names, dtype=np.str_)} if names else {}
-        np.savez_compressed(buffer, prediction=predicted.numpy(), **named)
+        arrays: dict[str, Any] = {"names": np.array(names, dtype=np.str_)} if names else {}
+        np.savez_compressed(buffer, prediction=predictions.numpy(), **arrays)
         blob = buffer.getvalue()
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -137,32 +137,32 @@ def _write(path: Path, predicted: Tensor, names: Sequence[str]) -> None:
 
 def export(arguments: argparse.Namespace) -> int:
     """Write the file and print its path."""
-    path, others = run_and_files(arguments.words, "export")
-    if others:
-        raise ConfigError(f"fedloom export does not know {others[0]!r}; see fedloom export --help.")
+    path, rest = run_and_files(arguments.words, "export")
+    if rest:
+        raise ConfigError(f"fedloom export does not know {rest[0]!r}; see fedloom export --help.")
     format = (arguments.format or "safetensors").lower()
     one_of("unknown format", format, FORMATS)
     who = "server" if arguments.client is None else f"client-{arguments.client}"
     out = Path(arguments.out or f"{path.resolve().name}-{who}{FORMATS[format]}")
-    print(f"{format}: {relpath(chosen(path, arguments.client, arguments.round).export(out, format))}")
+    print(f"{format}: {relpath(deployed_model(path, arguments.client, arguments.round).export(out, format))}")
     return 0
 
 
 def evaluate(arguments: argparse.Namespace) -> int:
     """Print what is measured, one line each."""
     path, words = run_and_files(arguments.words, "evaluate", (*DATA, "evaluation"))
-    run = trained(path, arguments.round)
+    run = load_run(path, arguments.round)
     if not isinstance(run, TrainedRun):
         raise ConfigError(f"fedloom evaluate measures runs of fedloom run, and {path} is another.")
-    if run.apart:
+    if run.is_deployment:
         raise ConfigError(
             f"a deployment's data stay with the nodes; measure its model on a file of your own that has targets, with "
             f"fedloom predict run={path} FILE."
         )
-    config = RUN.resolve(words, located(path)[0] / "config.yaml")
-    others = build_federation(config) if RUN.named(words, None) & DATA else None
+    config = RUN.resolve(words, run_and_round(path)[0] / "config.yaml")
+    federation = build_federation(config) if RUN.named(words, None) & DATA else None
     evaluation = CONDITIONS["evaluation"].instantiate(config["evaluation"])
-    record: dict[str, Any] = run.evaluate(others, evaluation)
+    record: dict[str, Any] = run.evaluate(federation, evaluation)
     if arguments.json:
         print(json.dumps(jsonable(record)))
         return 0

@@ -17,9 +17,9 @@ def remarks(rows: Rows) -> list[str]:
     return [f"clients: the {count} natural ones of the data (partition=natural)." for count in sorted(counts)]
 
 
-def hints(named: set[str], config: Config, shared: Shared) -> list[str]:
+def hints(keys: set[str], config: Config, shared: Shared) -> list[str]:
     """How to use the natural clients, for data that have them when no partition was set."""
-    if "partition" in named or config["partition.name"] == "natural":
+    if "partition" in keys or config["partition.name"] == "natural":
         return []
     source = shared("source", config["data"], DATA.instantiate)
     if source.groups is None:

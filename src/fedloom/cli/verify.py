@@ -84,15 +84,15 @@ def problem(run: Path, rounds: int) -> str | None:
         with checkpoint.refusing(path):
             for name, index in checkpoint.read(path).tensors.items():
                 if name in NOUNS:
-                    deque(StateStore(StateFolder(run / name, NOUNS[name]), room=0).opened(index), maxlen=0)
+                    deque(StateStore(StateFolder(run / name, NOUNS[name]), room=0).open(index), maxlen=0)
     last, seed = (directory.metrics() or [{"round": 0}])[-1], summary.get("seed")
     final = {key: value for key, value in last.items() if key not in ("round", "seconds")}
     if (summary.get("rounds"), summary.get("final")) != (last["round"], final) or config.get("seed", seed) != seed:
         return "summary.json does not fit the records"
-    return directory.missing(last["round"]) or (_replayed(run, rounds) if rounds else None)
+    return directory.missing(last["round"]) or (_first_difference(run, rounds) if rounds else None)
 
 
-def _replayed(run: Path, rounds: int) -> str | None:
+def _first_difference(run: Path, rounds: int) -> str | None:
     """The first difference between a run's records and those of its first rounds, run again; None if bits are equal."""
     instead = "its data, model and parts are recorded by digest alone, so make it again in Python to compare records"
     directory, config = RUN.of_run(run, instead)

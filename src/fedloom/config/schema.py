@@ -24,7 +24,7 @@ from fedloom.base.settings import (
 )
 from fedloom.config.overrides import PATHS, Key, ParsedOverride, combinations, parse
 from fedloom.config.sections import Choice, Record, Section, Tree, merge
-from fedloom.experiment.checkpoint import located
+from fedloom.experiment.checkpoint import run_and_round
 from fedloom.experiment.rundir import PLAN, PROVENANCE, RunDirectory
 
 DEPLOYED = "deploy"  # the key that only deployments have
@@ -195,7 +195,7 @@ class CommandSchema:
             if base is not None or out is not None or sweeps:
                 other = "a recipe" if base is not None else "out=" if out is not None else "a sweep"
                 raise ConfigError(f"resume= continues a run as it is, so it cannot be combined with {other}.")
-            configs.append(Config(self._resumed(located(resume)[0], words), resume=resume))
+            configs.append(Config(self._resumed(run_and_round(resume)[0], words), resume=resume))
         return configs
 
     def _recipe(self, path: Path) -> dict[str, Any]:

@@ -73,11 +73,11 @@ def discard(path: Path) -> None:
         os.remove(path)
 
 
-def as_file(named: dict[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
+def as_file(tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
     """Serialise named tensors, and texts about them, as the content of a safetensors file."""
     plain = torch.contiguous_format
     return save_tensors(
-        {k: v.detach().cpu().clone(memory_format=plain).contiguous() for k, v in named.items()}, metadata
+        {k: v.detach().cpu().clone(memory_format=plain).contiguous() for k, v in tensors.items()}, metadata
     )
 
 
@@ -90,7 +90,7 @@ except ImportError:  # not Unix: no lock between processes
 NAME = ".lock"
 PATIENCE = 0.5  # seconds to wait for a process that was just killed
 
-_held: dict[Path, int] = {}  # lock file -> its handle
+_handles: dict[Path, int] = {}  # lock file -> its handle
 
 
 class Lock:
@@ -119,14 +119,14 @@ class Lock:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder.resolve() / NAME
-        if self.path in _held:
+        if self.path in _handles:
             raise CheckpointError(f"{folder} is in use by this process already; wait until that run has ended.")
         deadline = time.monotonic() + PATIENCE
         while (handle := self._open()) is None:
             if time.monotonic() > deadline:
                 raise CheckpointError(f"{folder} is in use by {self._holder()}; wait until it has ended, or end it.")
             time.sleep(0.02)
-        _held[self.path] = handle
+        _handles[self.path] = handle
         with contextlib.suppress(OSError):  # a full disk: the text is for messages alone
             os.truncate(handle, 0)
             os.write(handle, f"{os.getpid()} on {platform.node()}\n".encode())
@@ -173,7 +173,7 @@ class Lock:
 
     def release(self) -> None:
         """Release the lock."""
-        handle = _held.pop(self.path, None)
+        handle = _handles.pop(self.path, None)
         if handle is not None:
             with contextlib.suppress(OSError):
                 os.unlink(self.path)
@@ -182,9 +182,9 @@ class Lock:
 
 def _forget() -> None:
     """Drop inherited locks in a forked child, which might outlive its parent."""
-    for handle in _held.values():
+    for handle in _handles.values():
         os.close(handle)
-    _held.clear()
+    _handles.clear()
 
 
 if hasattr(os, "register_at_fork"):
@@ -194,9 +194,9 @@ if hasattr(os, "register_at_fork"):
 SUM = "sha256"
 
 
-def as_model_file(named: Mapping[str, Tensor]) -> bytes:
+def as_model_file(tensors: Mapping[str, Tensor]) -> bytes:
     """The content of a safetensors file with these tensors; its metadata hold their checksum."""
-    return as_file(dict(named), {SUM: checksum(named)})
+    return as_file(dict(tensors), {SUM: checksum(tensors)})
 
 
 def read_model_file(path: Path) -> dict[str, Tensor]:
@@ -219,16 +219,16 @@ def read_model_file(path: Path) -> dict[str, Tensor]:
     """
     with safe_open(path, "pt") as file:
         expected = (file.metadata() or {}).get(SUM)
-    named = load_file(path)
-    if expected is not None and checksum(named) != expected:
+    tensors = load_file(path)
+    if expected is not None and checksum(tensors) != expected:
         raise SafetensorError("its numbers are not those that were written")
-    return named
+    return tensors
 
 
-def checksum(named: Mapping[str, Tensor]) -> str:
+def checksum(tensors: Mapping[str, Tensor]) -> str:
     """The SHA-256 of tensors with their names, types and shapes, in the order of the names."""
     digest = hashlib.sha256()
-    for name, value in sorted(named.items()):
+    for name, value in sorted(tensors.items()):
         for part in (f"{name};".encode(), *content(value)):
             digest.update(part)
     return digest.hexdigest()

@@ -109,25 +109,28 @@ class Callback:
 
 def numbers(callback: Callback, step: Any) -> dict[str, int | float | None]:
     """What a callback measures after a step, as plain numbers."""
-    returned: Any = callback.on_step(step)
-    if not isinstance(returned, Mapping):
-        raise ConfigError(f"{_name_of(callback)} returned {in_words(returned)}, but it must return numbers by name.")
-    plain = {key: value.item() if getattr(value, "ndim", None) == 0 else value for key, value in returned.items()}
-    for key, value in plain.items():
+    measurements: Any = callback.on_step(step)
+    if not isinstance(measurements, Mapping):
+        raise ConfigError(
+            f"{_name_of(callback)} returned {in_words(measurements)}, but it must return numbers by name."
+        )
+    scalars = {key: value.item() if getattr(value, "ndim", None) == 0 else value for key, value in measurements.items()}
+    for key, value in scalars.items():
         if not isinstance(key, str) or not isinstance(value, int | float | None):
             raise ConfigError(
-                f"{_name_of(callback)} returned {in_words(returned[key])} as {key!r}, but it must be a number."
+                f"{_name_of(callback)} returned {in_words(measurements[key])} as {key!r}, but it must be a number."
             )
-    return plain
+    return scalars
 
 
-def added(record: Mapping[str, Any], callback: Callback, measured: Mapping[str, Any]) -> dict[str, Any]:
-    """The record of a round with what a callback has measured."""
-    if taken := [key for key in measured if key in record or key == "seconds"]:
+def with_measurements(record: Mapping[str, Any], callback: Callback, measurements: Mapping[str, Any]) -> dict[str, Any]:
+    """The record of a round with the measurements of a callback."""
+    if duplicates := [key for key in measurements if key in record or key == "seconds"]:
         raise ConfigError(
-            f"{_name_of(callback)} returned {taken[0]!r}, which the record of a round has already; choose another name."
+            f"{_name_of(callback)} returned {duplicates[0]!r}, which the record of a round has already; choose another "
+            "name."
         )
-    return {**record, **measured}
+    return {**record, **measurements}
 
 
 def _name_of(callback: Callback) -> str:
@@ -166,10 +169,10 @@ class EarlyStopping(Callback):
     def should_stop(self, history: Sequence[Mapping[str, Any]]) -> str | None:
         values = looks(history, self.metric)
         if not values and len(history) == self.patience:
-            measured = [key for key in dict.fromkeys(key for record in history for key in record) if "/" in key]
+            metrics = [key for key in dict.fromkeys(key for record in history for key in record) if "/" in key]
             warnings.warn(
                 f"EarlyStopping waits for {self.metric!r}, which the rounds so far did not measure; "
-                f"{nearest(self.metric, measured)}",
+                f"{nearest(self.metric, metrics)}",
                 stacklevel=user_stacklevel(),
             )
         if since_best(values, (self.better or direction(self.metric)) == "max", self.min_delta) < self.patience:
@@ -249,8 +252,8 @@ class LineProgress(NullProgress):
     def on_round(self, record: Mapping[str, Any]) -> None:
         """Print one line: round, metrics, failures, time."""
         name, total = self.label or self.run.name, self.run.rounds
-        shown = first_metrics(record, self.run.headline)
-        status = [f"{word} {number(key, record[key])}" for key, word in shown.items()]
+        words = first_metrics(record, self.run.headline)
+        status = [f"{word} {number(key, record[key])}" for key, word in words.items()]
         if record.get("failures"):
             status.append(f"failures {record['failures']}")
         status.append(duration(record.get("seconds")))
@@ -266,22 +269,22 @@ class LatestProgress(NullProgress):
 
     def __init__(self) -> None:
         self.run = RunInfo("", 0)
-        self.seen: dict[str, Any] = {}
+        self.latest: dict[str, Any] = {}
         self.failures = 0
 
     def on_start(self, run: RunInfo) -> None:
-        self.run, self.seen, self.failures = run, {}, 0
+        self.run, self.latest, self.failures = run, {}, 0
 
     def status(self, record: Mapping[str, Any]) -> str:
         """The metrics after a round, leading ones only, and what a private run has spent."""
-        self.seen |= {key: record[key] for key in first_metrics(record, self.run.headline)}
+        self.latest |= {key: record[key] for key in first_metrics(record, self.run.headline)}
         self.failures += record.get("failures", 0)
-        words = first_metrics(self.seen, self.run.headline)
+        words = first_metrics(self.latest, self.run.headline)
         lead = next((key for key in words if key not in HEADLINES[4:]), "")
         levels = [key for key in words if LEVEL.fullmatch(key) and key.partition("/")[0] == lead.partition("/")[0]]
-        shown = [key for key in (lead, *levels, *HEADLINES[4:]) if key in words]
+        keys = [key for key in (lead, *levels, *HEADLINES[4:]) if key in words]
         failed = [f"{self.failures} failed"] * (self.failures > 0)
-        return "  ".join([*(f"{words[key]} {number(key, self.seen[key])}" for key in shown), *failed])
+        return "  ".join([*(f"{words[key]} {number(key, self.latest[key])}" for key in keys), *failed])
 
 
 class _Status(ProgressColumn):

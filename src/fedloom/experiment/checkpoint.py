@@ -87,10 +87,10 @@ def of_round(folder: Path, round: int) -> Path:
     return folder / f"round-{round:06d}"
 
 
-def located(path: Path) -> tuple[Path, int | None]:
+def run_and_round(path: Path) -> tuple[Path, int | None]:
     """The run directory of a path, and the round if it is one of its checkpoints; -1 if it only lies beside them.
 
-    >>> [(place.as_posix(), round) for place, round in map(located, map(Path, ("a/checkpoint/round-000010", "a")))]
+    >>> [(run.as_posix(), round) for run, round in map(run_and_round, map(Path, ("a/checkpoint/round-000010", "a")))]
     [('a', 10), ('a', None)]
     """
     if path.parent.name != "checkpoint":

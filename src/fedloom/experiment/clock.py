@@ -62,8 +62,8 @@ class Outlook(NamedTuple):
         versions = 0
         for number in range(steps):
             step = timeline.step(number)
-            spent = step.end - step.begin
-            work, lost, clock = work + float(spent.sum()), lost + float(spent[step.late].sum()), step.clock
+            durations = step.end - step.begin
+            work, lost, clock = work + float(durations.sum()), lost + float(durations[step.late].sum()), step.clock
             versions = max(versions, len(step.in_flight))
         places = clock * timeline.world.size
         shares = ((work - lost) / places if places else 0.0, lost / work if work else 0.0)
@@ -96,8 +96,8 @@ class Clock:
     @classmethod
     def of(cls, devices: Devices, plan: ClientPlan, server: Server) -> Clock:
         """The clock of a run: one client of each level does one local step, whose operations and bytes are counted."""
-        found = np.array([_trial(plan, level, server) for level in range(len(plan.levels))])
-        return cls(devices, plan, *found.T)
+        trials = np.array([_trial(plan, level, server) for level in range(len(plan.levels))])
+        return cls(devices, plan, *trials.T)
 
     @cached_property
     def fleet(self) -> Fleet:
@@ -108,8 +108,8 @@ class Clock:
     def memory(self) -> np.ndarray:
         """Bytes that each client's work takes, float64 [K]."""
         plan, sizes = self.plan, self.plan.population.sizes
-        own = [plan.at(client).local for client in range(plan.population.clients)]
-        most = [local.micro_batch or local.batch_size or n for local, n in zip(own, sizes.tolist(), strict=True)]
+        settings = [plan.at(client).local for client in range(plan.population.clients)]
+        most = [local.micro_batch or local.batch_size or n for local, n in zip(settings, sizes.tolist(), strict=True)]
         return self.fixed[plan.level] + self.sample[plan.level] * np.minimum(most, sizes)
 
     @cached_property
@@ -127,12 +127,12 @@ class Clock:
 
     def _samples(self, clients: np.ndarray, version: int | None = None) -> np.ndarray:
         """Samples in the local steps of clients on a version, or as usual without stragglers; float64 [clients]."""
-        plan, found = self.plan, np.empty(len(clients))
+        plan, samples = self.plan, np.empty(len(clients))
         for row, (client, n) in enumerate(zip(clients.tolist(), plan.population.sizes[clients].tolist(), strict=True)):
-            own = plan.at(client).local
-            steps = own.steps_for(n) if version is None else own.steps_of(n, plan.seed, version, client)
-            found[row] = steps * n / (ceil(n / own.batch_size) if own.batch_size else 1)
-        return found
+            local = plan.at(client).local
+            steps = local.steps_for(n) if version is None else local.steps_of(n, plan.seed, version, client)
+            samples[row] = steps * n / (ceil(n / local.batch_size) if local.batch_size else 1)
+        return samples
 
     def seconds(self, clients: np.ndarray, version: int) -> np.ndarray:
         """The durations of the work of clients on a version, float64 [clients]."""
@@ -151,7 +151,7 @@ class Clock:
         samples = self._samples(clients) if samples is None else samples
         if plan.method.needs("losses"):
             samples = samples + EVALUATION * plan.population.sizes[clients]
-        speed, down, up, latency = (own[clients] for own in self.fleet[:4])
+        speed, down, up, latency = (values[clients] for values in self.fleet[:4])
         return WorkParts(2 * latency, self.down[level] / down, samples * self.macs[level] / speed, self.up[level] / up)
 
     def _seconds(self, clients: np.ndarray, samples: np.ndarray, noise: np.ndarray) -> np.ndarray:
@@ -183,13 +183,13 @@ class Clock:
     def conditions(self) -> dict[str, Any]:
         """What a schedule knows besides durations."""
         devices, seed, clients, fits = self.devices, self.plan.seed, self.plan.population.clients, self.fits
-        known: dict[str, Any] = {"expected": self.expected}
+        conditions: dict[str, Any] = {"expected": self.expected}
         if not self.plan.local.stragglers:
-            known["punctual"] = self.punctual
+            conditions["punctual"] = self.punctual
         if devices.always:
-            return known
-        return known | {
-            "available": lambda chosen, time: devices.present(chosen, time, seed) & fits[chosen],
+            return conditions
+        return conditions | {
+            "available": lambda candidates, time: devices.present(candidates, time, seed) & fits[candidates],
             "change": lambda time: devices.change(time, clients, seed),
         }
 
@@ -200,28 +200,28 @@ def _trial(plan: ClientPlan, level: int, server: Server) -> tuple[float, float, 
     Nothing of a run depends on the trial but its clock; where it fails, so does the first round, with its reason.
     """
     members = np.flatnonzero(plan.level == level)
-    one = plan.levels[level]
-    down = server.broadcast(plan).at(one)
+    level_plan = plan.levels[level]
+    down = server.broadcast(plan).at(level_plan)
     received = down.nbytes
     if not len(members):
         return 1.0, received, received, received, 0.0
     client = int(members[np.argsort(plan.population.sizes[members], kind="stable")[len(members) // 2]])
-    short = replace(one, local=replace(one.local, steps=1, epochs=1, stragglers=0.0))
-    state: State = first_state(short, down.theta)
+    trial_plan = replace(level_plan, local=replace(level_plan.local, steps=1, epochs=1, stragglers=0.0))
+    state: State = first_state(trial_plan, down.theta)
     outputs: list[int] = []
 
     def keep(module: nn.Module, inputs: object, output: object) -> None:
         if next(module.children(), None) is None:
-            outputs.extend(one.nbytes for one in tree_leaves(output) if isinstance(one, Tensor))
+            outputs.extend(leaf.nbytes for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
 
     hook = register_module_forward_hook(keep)
     try:
         with rng.restore_generators(), Operations() as counter:
-            folded = Live(short).fold(replace(down, invited=(client,)), [client], [state], np.ones(1))
+            fold = Live(trial_plan).fold(replace(down, invited=(client,)), [client], [state], np.ones(1))
     finally:
         hook.remove()
-    samples = len(short.batches(0, client)[0])
+    samples = len(trial_plan.batches(0, client)[0])
     operations = counter.total / 2 / max(samples, 1)
-    copies = 2 + short.local.memory  # the model, its gradient and the moments
+    copies = 2 + trial_plan.local.memory  # the model, its gradient and the moments
     fixed = received + sum(map(nbytes, state.values())) + copies * down.theta.nbytes
-    return max(operations, 1.0), received, folded.traffic.bytes or received, fixed, sum(outputs) / max(samples, 1)
+    return max(operations, 1.0), received, fold.traffic.bytes or received, fixed, sum(outputs) / max(samples, 1)

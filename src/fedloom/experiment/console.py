@@ -89,11 +89,11 @@ def first_metrics(record: Mapping[str, Any], first: str = HEADLINES[0]) -> dict[
     for key in (first, *(key for key in HEADLINES if key != first)):
         if record.get(key) is not None:
             columns[key] = words.get(key, key.replace("/", " "))
-        for other, value in record.items():
-            match = LEVEL.fullmatch(other)
+        for name, value in record.items():
+            match = LEVEL.fullmatch(name)
             if match and value is not None and "accuracy" in key.split("/") and match["scope"] == key.partition("/")[0]:
                 scope = {"global": ""}.get(match["scope"], f"{match['scope']} ")
-                columns[other] = scope + match["level"].replace("_", " ")
+                columns[name] = scope + match["level"].replace("_", " ")
     return columns
 
 
@@ -116,10 +116,10 @@ class TableConsole(Console):
 
     def print(self, *objects: Any, **settings: Any) -> None:
         wide = self.options.update(width=10_000)
-        for table in (one for one in objects if isinstance(one, Table)):
+        for table in (item for item in objects if isinstance(item, Table)):
             for column in table.columns:
-                needed = measure_renderables(self, wide, [column.header, *column.cells])
-                column.min_width = needed.maximum if column.no_wrap else min(needed.minimum, WORD)
+                widths = measure_renderables(self, wide, [column.header, *column.cells])
+                column.min_width = widths.maximum if column.no_wrap else min(widths.minimum, WORD)
             between = (table.padding[1] + table.padding[3]) * (len(table.columns) - 1)
             least = between + sum(column.min_width or 0 for column in table.columns)
             table.width = least if least > self.width else None
@@ -215,10 +215,10 @@ def duration(seconds: float | None) -> str:
         return f"{1000 * seconds:.0f} ms"
     if seconds < 10:
         return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 3600:
-        return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    total = round(seconds)
+    if total < 3600:
+        return f"{total} s" if total < 60 else f"{total // 60} min {total % 60} s"
+    return f"{total // 3600} h {total % 3600 // 60} min"
 
 
 def print_raw(console: Console, text: str, end: str = "\n") -> None:
@@ -236,7 +236,9 @@ def notes(rows: Sequence[tuple[str, Mapping[str, Any]]], *keys: str) -> Iterator
     """
     names: dict[str, list[str]] = {}
     for label, summary in rows:
-        texts = [text for key in keys if isinstance(listed := summary.get(key), list) for text in map(str, listed)]
+        texts = [
+            text for key in keys if isinstance(sentences := summary.get(key), list) for text in map(str, sentences)
+        ]
         for text in dict.fromkeys(texts):
             names.setdefault(text, []).append(label)
     for text, labels in names.items():
@@ -249,10 +251,10 @@ def notes(rows: Sequence[tuple[str, Mapping[str, Any]]], *keys: str) -> Iterator
 def warnings_of(label: str) -> Iterator[None]:
     """Name a run in the warnings that it raises; without a label they are as they are."""
     with warnings.catch_warnings():  # also if another run has raised the same
-        shown = warnings.showwarning
+        original = warnings.showwarning
 
         def show(message: Warning | str, *args: Any, **kwargs: Any) -> None:
-            shown(f"{label}: {message}" if label else message, *args, **kwargs)  # type: ignore[arg-type]
+            original(f"{label}: {message}" if label else message, *args, **kwargs)  # type: ignore[arg-type]
 
         warnings.showwarning = show
         yield
@@ -282,8 +284,8 @@ def common_metric(summaries: Iterable[Mapping[str, Any]]) -> str:
     >>> common_metric([{"headline": "global/accuracy"}, {"headline": "clients/accuracy/mean"}])
     'clients/accuracy/mean'
     """
-    judged = {summary.get("headline") or HEADLINES[0] for summary in summaries}
-    return HEADLINES[0] if judged <= {HEADLINES[0], *MEANS} else HEADLINES[1]
+    headlines = {summary.get("headline") or HEADLINES[0] for summary in summaries}
+    return HEADLINES[0] if headlines <= {HEADLINES[0], *MEANS} else HEADLINES[1]
 
 
 def results(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
@@ -299,13 +301,13 @@ def results(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
         heads.pop("test loss", None)
     if len({column["rounds"] for column in columns}) == 1 and len(rows) > 1:
         heads.pop("rounds", None)
-    asked = list(dict.fromkeys(head for _, summary in rows for head in _requested(summary)))
-    for head in asked[METRICS_SHOWN:]:
+    headings = list(dict.fromkeys(head for _, summary in rows for head in _requested(summary)))
+    for head in headings[METRICS_SHOWN:]:
         heads.pop(head, None)
     table = numeric_table("method", heads)
     for (label, _), column in zip(rows, columns, strict=True):
         table.add_row(Text(label), *(column.get(head, ABSENT) for head in heads))
-    if hidden := asked[METRICS_SHOWN:]:
+    if hidden := headings[METRICS_SHOWN:]:
         table.caption, table.caption_justify = f"others, in summary.json: {', '.join(hidden)}", "left"
     return table
 
@@ -314,13 +316,13 @@ def _requested(summary: Mapping[str, Any]) -> dict[str, str]:
     """Final values of metrics other than accuracy and loss by their headings; of the server's model if it has any."""
     from fedloom.metrics import names  # imports PyTorch
 
-    others = set(names()) - {"accuracy", "cross_entropy"}
+    extra_metrics = set(names()) - {"accuracy", "cross_entropy"}
     final: Mapping[str, Any] = summary.get("final") or {}
     metrics: dict[str, str] = {}
     for key, value in sorted(final.items(), key=lambda item: not item[0].startswith("global/")):
         if (match := METRIC.fullmatch(key)) and key != summary.get("headline"):
             name = match[1] or match[2]
-            if (name in others or TOP.fullmatch(name)) and f"global/{name}" not in metrics:
+            if (name in extra_metrics or TOP.fullmatch(name)) and f"global/{name}" not in metrics:
                 metrics[key] = number(name, value)
     return {key.removeprefix("global/").removesuffix("/mean").replace("/", " "): text for key, text in metrics.items()}
 
@@ -330,8 +332,8 @@ def final_values(summary: Mapping[str, Any], first: str) -> dict[str, str]:
     final: Mapping[str, Any] = summary.get("final") or {}
     target: Mapping[str, Any] = summary.get("target") or {}
     goal = number(str(target.get("metric", "")), target.get("value")).replace(".0 %", " %")
-    rounds, reached = summary.get("rounds"), target.get("round")
-    lost = (summary.get("left_out") or {}).get("count", 0)  # updates
+    rounds, target_round = summary.get("rounds"), target.get("round")
+    failures = (summary.get("left_out") or {}).get("count", 0)  # updates
     status = str(summary.get("status", "finished"))
     levels = [key for key in first_metrics(final) if LEVEL.fullmatch(key)]
     server = {"accuracy" if first == HEADLINES[0] else "server model": number("accuracy", final.get("global/accuracy"))}
@@ -342,21 +344,27 @@ def final_values(summary: Mapping[str, Any], first: str) -> dict[str, str]:
     clients |= {first_metrics(final)[key]: number(key, final[key]) for key in levels if key.startswith("clients/")}
     clients |= {"worst 10 %": number("accuracy", final.get("clients/accuracy/worst10"))}
     clients |= {"validation": number("accuracy", final.get("validation/accuracy/mean"))}
-    judged = str(summary.get("headline") or "accuracy")  # by another metric, as in a regression
-    own = {} if "accuracy" in judged.split("/") else {judged.replace("/", " "): number(judged, final.get(judged))}
+    headline = str(summary.get("headline") or "accuracy")  # by another metric, as in a regression
+    headline_column = (
+        {} if "accuracy" in headline.split("/") else {headline.replace("/", " "): number(headline, final.get(headline))}
+    )
     return {
-        **own,
+        **headline_column,
         **(server | clients if first == HEADLINES[0] else clients | server),
         **_requested(summary),
         "test loss": number("loss", final.get("global/loss")),
         "cross entropy": number("loss", final.get("global/cross_entropy")),
-        f"to {goal}": ABSENT if not target else f"> {rounds} rounds" if reached is None else f"{reached} rounds",
+        f"to {goal}": ABSENT
+        if not target
+        else f"> {rounds} rounds"
+        if target_round is None
+        else f"{target_round} rounds",
         f"time to {goal}": duration(target["clock"]) if target.get("clock") is not None else ABSENT,
         "rounds": f"{rounds}" if rounds is not None else ABSENT,
         **{WORDS[key]: number(key, final.get(key)) for key in EPSILONS},
         "parameters sent": count(final.get("comm/params")),
         "device time": duration(final["clock"]) if "clock" in final else ABSENT,
-        "failures": str(lost) if lost else ABSENT,
+        "failures": str(failures) if failures else ABSENT,
         "time": duration(summary.get("seconds")),
         "status": ABSENT if status == "finished" else status,
     }

@@ -17,14 +17,14 @@ from fedloom.base.errors import ConfigError, DataError, user_stacklevel
 from fedloom.core.federation import Arrays
 
 APART = 2.0
-"""A ratio of two deviations above which columns are scaled differently; so are they if their means differ by more than
-the larger deviation over it."""
+"""Columns are scaled differently if the ratio of their deviations exceeds this, or if their means differ by more than
+the larger deviation divided by it."""
 
 
 def table_of(provenance: Mapping[str, Any]) -> dict[str, Any]:
     """How data were made, if from a table, by the provenance of a federation or data set.
 
-    These are the names of their ``columns``, how those were ``standardised``, or how ``texts`` became tokens, and the
+    The entries are the names of ``columns``, how these were ``standardised``, how ``texts`` became tokens, and the
     column of the ``label``.
     """
     source = provenance.get("source", {})
@@ -44,16 +44,16 @@ def conventions(arrays: Arrays, provenance: Mapping[str, Any]) -> dict[str, Any]
     return {key: value for key, value in facts.items() if value}
 
 
-def compare(theirs: Mapping[str, Any], ours: Mapping[str, Any], model: str) -> None:
+def compare(model_facts: Mapping[str, Any], data_facts: Mapping[str, Any], model: str) -> None:
     """Refuse data whose inputs or classes mean something else than those from which a model learnt.
 
     Data in another scale are warned about, since made-up data may be in the model's own scale without saying so.
     """
     for key, noun in (("classes", "classes"), ("columns", "columns"), ("texts", "tokens")):
-        if key in theirs and key in ours and theirs[key] != ours[key]:
-            first, other = _where_they_differ(theirs[key], ours[key])
-            raise ConfigError(f"{model} knows the {noun} {first}, but the {noun} of these data are {other}.")
-    if theirs and _scaled_apart(theirs, ours):
+        if key in model_facts and key in data_facts and model_facts[key] != data_facts[key]:
+            first, second = _where_they_differ(model_facts[key], data_facts[key])
+            raise ConfigError(f"{model} knows the {noun} {first}, but the {noun} of these data are {second}.")
+    if model_facts and _scaled_apart(model_facts, data_facts):
         warnings.warn(
             f"{model} learnt from inputs in another scale than these data have: they were normalised or standardised "
             "differently, so that it may be far off.",
@@ -61,33 +61,35 @@ def compare(theirs: Mapping[str, Any], ours: Mapping[str, Any], model: str) -> N
         )
 
 
-def _where_they_differ(one: Any, other: Any) -> tuple[str, str]:
+def _where_they_differ(left: Any, right: Any) -> tuple[str, str]:
     """Two descriptions from where they differ, if they are lists."""
-    if isinstance(one, Mapping):
-        return tuple(", ".join(f"{key}={value}" for key, value in each.items()) for each in (one, other))  # pyright: ignore[reportReturnType]
-    first = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-    return tuple(_some(each, max(0, first - 1)) for each in (one, other))  # pyright: ignore[reportReturnType]
+    if isinstance(left, Mapping):
+        return tuple(", ".join(f"{key}={value}" for key, value in side.items()) for side in (left, right))  # pyright: ignore[reportReturnType]
+    first = next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
+    return tuple(_some(side, max(0, first - 1)) for side in (left, right))  # pyright: ignore[reportReturnType]
 
 
 def _some(names: Sequence[str], first: int) -> str:
-    shown = ", ".join(names[first : first + 4]) or "nothing"
-    return f"{'… ' if first else ''}{shown}{' …' if len(names) > first + 4 else ''}"
+    excerpt = ", ".join(names[first : first + 4]) or "nothing"
+    return f"{'… ' if first else ''}{excerpt}{' …' if len(names) > first + 4 else ''}"
 
 
-def _scaled_apart(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
-    if any(theirs.get(key) != ours.get(key) for key in ("mean", "std")):
+def _scaled_apart(model_facts: Mapping[str, Any], data_facts: Mapping[str, Any]) -> bool:
+    if any(model_facts.get(key) != data_facts.get(key) for key in ("mean", "std")):
         return True
-    first, other = (each.get("standardised") for each in (theirs, ours))
-    if first is None or other is None:
-        return first is not other
-    if list(first["columns"]) != list(other["columns"]):
+    first, second = (facts.get("standardised") for facts in (model_facts, data_facts))
+    if first is None or second is None:
+        return first is not second
+    if list(first["columns"]) != list(second["columns"]):
         return True
-    means, deviations = (np.array([each[key] for each in (first, other)]) for key in ("mean", "deviation"))
+    means, deviations = (np.array([scaling[key] for scaling in (first, second)]) for key in ("mean", "deviation"))
     far = np.abs(means[0] - means[1]) > deviations.max(0) / APART
     return bool((far | (deviations.max(0) > APART * deviations.min(0))).any())
 
 
-_tried: WeakKeyDictionary[nn.Module, tuple[int, int]] = WeakKeyDictionary()  # tokens that modules on GPUs know
+_token_ranges: WeakKeyDictionary[nn.Module, tuple[int, int]] = (
+    WeakKeyDictionary()
+)  # least and greatest token that modules on GPUs know
 
 
 def extreme_rows(inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -98,13 +100,13 @@ def extreme_rows(inputs: Sequence[Tensor]) -> list[Tensor]:
     """
     tokens = [x for x in inputs if x.numel() and not x.is_floating_point()]
     flat = [x.reshape(len(x), -1) for x in tokens]  # a sample may be one number
-    at = [(each.amin(1).argmin(), each.amax(1).argmax()) for each in flat]
+    at = [(matrix.amin(1).argmin(), matrix.amax(1).argmax()) for matrix in flat]
     return [x[row].cpu() for x, ends in zip(tokens, at, strict=True) for row in ends]
 
 
 @contextmanager
-def known_tokens(module: nn.Module, on_host: bool, *inputs: Tensor) -> Iterator[None]:
-    """Raise a ``DataError`` if a module turns out not to know some of these inputs [M, ...], which are tokens.
+def refusing_unknown_tokens(module: nn.Module, on_host: bool, *inputs: Tensor) -> Iterator[None]:
+    """Raise a ``DataError`` if the block shows that a module does not know some of these inputs [M, ...], tokens.
 
     On the host an unknown token is an ``IndexError`` of the block. On a GPU it would make the GPU useless for the rest
     of the process, so that the least and the greatest token are first shown to a copy of the module on the host.
@@ -128,7 +130,7 @@ def known_tokens(module: nn.Module, on_host: bool, *inputs: Tensor) -> Iterator[
 
 
 def _try_on_host(module: nn.Module, inputs: Sequence[Tensor]) -> None:
-    """Raise an ``IndexError`` if a module cannot look up some of these tokens; those tried before are not tried again.
+    """Raise an ``IndexError`` if a module cannot look up some of these tokens; a range that worked is not tried again.
 
     Other errors are left to the device, where the module may well work.
     """
@@ -136,8 +138,8 @@ def _try_on_host(module: nn.Module, inputs: Sequence[Tensor]) -> None:
     if not rows:
         return
     low, high = _range(rows)
-    known = _tried.get(module, (low, high))
-    if module in _tried and known[0] <= low and high <= known[1]:
+    bounds = _token_ranges.get(module, (low, high))
+    if module in _token_ranges and bounds[0] <= low and high <= bounds[1]:
         return
     try:
         with torch.no_grad():
@@ -148,7 +150,7 @@ def _try_on_host(module: nn.Module, inputs: Sequence[Tensor]) -> None:
         raise
     except Exception:
         return
-    _tried[module] = min(low, known[0]), max(high, known[1])
+    _token_ranges[module] = min(low, bounds[0]), max(high, bounds[1])
 
 
 def _range(inputs: Sequence[Tensor]) -> tuple[int, int]:

@@ -24,7 +24,7 @@ from fedloom.core.federation import Arrays
 from fedloom.core.samples import Samples, batch_of, moved
 from fedloom.core.targets import NUMBERS, STRUCTURES, TRUTHS
 from fedloom.experiment.atomic import as_file, write_whole
-from fedloom.experiment.conventions import known_tokens
+from fedloom.experiment.conventions import refusing_unknown_tokens
 from fedloom.experiment.evaluation import Measurement
 from fedloom.metrics import Predictions
 
@@ -55,8 +55,8 @@ class DeployedModel:
     def outputs(self, x: Any) -> Any:
         """The module's outputs on inputs [N, ...]: logits [N, C], or predicted numbers of a regression.
 
-        Of a run whose data were put together by ``collate``, ``x`` is a sequence of samples like those; if their
-        targets are structures, the outputs are a list with that for each sample alone.
+        If the run's data were put together by ``collate``, ``x`` is a sequence of samples like them; if their targets
+        are structures, the outputs are a list of the outputs of each sample alone.
 
         Raises:
             DataError: if the inputs have another shape or type than the run's data, are not finite, or are tokens that
@@ -69,15 +69,15 @@ class DeployedModel:
 
     def _outputs(self, x: Any) -> Any:
         """The module's outputs on inputs in the type of the run's data, on the module's device."""
-        with torch.no_grad(), exact_gpu(), self.known(x):  # as the run's own evaluation
+        with torch.no_grad(), exact_gpu(), self.refusing_unknown(x):  # as the run's own evaluation
             return self.module(moved(x, self.device))
 
-    def known(self, x: Any) -> AbstractContextManager[None]:
-        """A block that applies the module to these inputs; it raises ``DataError`` if they are unknown tokens."""
+    def refusing_unknown(self, x: Any) -> AbstractContextManager[None]:
+        """A block that applies the module to these inputs, and raises ``DataError`` if they are unknown tokens."""
         if isinstance(self.arrays.x, Samples):
             return contextlib.nullcontext()
         basis = self.module.basis if isinstance(self.module, Adapted) else self.module
-        return known_tokens(basis, self.device.type == "cpu", x)
+        return refusing_unknown_tokens(basis, self.device.type == "cpu", x)
 
     def predict(self, x: Any) -> Tensor:
         """Predictions in the form of the run's targets: class numbers, truth values 0 and 1, or numbers.
@@ -108,13 +108,13 @@ class DeployedModel:
 
         Samples whose targets ``collate`` returns, too, need no ``y``.
         """
-        arrays, values = self.labelled(x, y), []
+        arrays, values = self.labelled_arrays(x, y), []
         for rows in torch.arange(len(arrays)).split(self.measurement.batch_size):
             x, y = arrays.batch(rows)
             values.append(self.measurement.predictions(self._outputs(x), moved(y, self.device)))
-        joined = Predictions.concatenate(values)
-        values = {self.measurement.loss_name: joined.value("loss")}
-        return values | {name: joined.value(name) for name in self.measurement.metrics}
+        predictions = Predictions.concatenate(values)
+        values = {self.measurement.loss_name: predictions.value("loss")}
+        return values | {name: predictions.value(name) for name in self.measurement.metrics}
 
     def export(self, path: Path | str, format: str = "safetensors") -> Path:
         """Write the model to a new file, as safetensors, torch-export or onnx; see ``export`` in this module.
@@ -161,10 +161,10 @@ class DeployedModel:
         if isinstance(self.arrays.x, Samples):
             return replace(self.arrays.x, items=x)
         x = inputs_like(self.arrays, self.table, x)
-        with self.known(x):
+        with self.refusing_unknown(x):
             return x
 
-    def labelled(self, x: Any, y: Any) -> Arrays:
+    def labelled_arrays(self, x: Any, y: Any) -> Arrays:
         """Inputs and targets as arrays like the run's."""
         from fedloom.data.like import labelled_like
 
@@ -214,7 +214,7 @@ def export(module: nn.Module, sample: Tensor, path: Path | str, format: str = "s
     """
     path = Path(path)
     one_of("unknown format", format, FORMATS)
-    refuse_other(path, format)
+    check_extension(path, format)
     if path.exists():
         raise ConfigError(f"{path} exists already; choose another file.")
     module, sample = module.to("cpu"), torch.zeros_like(sample[:SAMPLES], device="cpu")
@@ -233,17 +233,17 @@ def export(module: nn.Module, sample: Tensor, path: Path | str, format: str = "s
     return path
 
 
-def refuse_other(path: Path, format: str) -> None:
-    """Raise ``ConfigError`` if the file has the extension of a format other than the one that it would have.
+def check_extension(path: Path, format: str) -> None:
+    """Raise ``ConfigError`` if the extension of a file is that of another format.
 
-    >>> refuse_other(Path("model.onnx"), "safetensors")
+    >>> check_extension(Path("model.onnx"), "safetensors")
     Traceback (most recent call last):
     ...
     fedloom.base.errors.ConfigError: model.onnx would hold safetensors, not onnx; name it model.safetensors.
     """
-    named = [name for name, extension in FORMATS.items() if path.suffix.lower() == extension]
-    if named and format not in named:
-        raise ConfigError(f"{path} would hold {format}, not {named[0]}; name it {path.with_suffix(FORMATS[format])}.")
+    formats = [name for name, extension in FORMATS.items() if path.suffix.lower() == extension]
+    if formats and format not in formats:
+        raise ConfigError(f"{path} would hold {format}, not {formats[0]}; name it {path.with_suffix(FORMATS[format])}.")
 
 
 def _program(module: nn.Module, sample: Tensor, format: str) -> bytes:
@@ -251,32 +251,34 @@ def _program(module: nn.Module, sample: Tensor, format: str) -> bytes:
     for package in ("onnx", "onnxscript") if format == "onnx" else ():
         import_extra("onnx", package, "format onnx")
     with _quiet(), torch.no_grad():
-        traced, buffer = _traced(module, sample), io.BytesIO()
+        exported_program, buffer = _trace(module, sample), io.BytesIO()
         if format == "torch-export":
-            torch.export.save(traced, buffer)
+            torch.export.save(exported_program, buffer)
             return buffer.getvalue()
         try:
-            program: Any = torch.onnx.export(traced, dynamo=True, verbose=False, input_names=["x"], output_names=["y"])
+            program: Any = torch.onnx.export(
+                exported_program, dynamo=True, verbose=False, input_names=["x"], output_names=["y"]
+            )
         except Exception as error:
-            raise _refused(error, "onnx") from error
+            raise _export_error(error, "onnx") from error
     return program.model_proto.SerializeToString()
 
 
-def _traced(module: nn.Module, sample: Tensor) -> Any:
+def _trace(module: nn.Module, sample: Tensor) -> Any:
     """The module as a program that takes any number of samples."""
     count = torch.export.Dim.DYNAMIC  # pyright: ignore[reportAttributeAccessIssue]
     try:
         with torch.enable_grad():  # without, adapted models split large inputs, which no program of any size could
             program = torch.export.export(module, (sample,), dynamic_shapes=({0: count},))
     except Exception as error:
-        raise _refused(error, "torch-export") from error
+        raise _export_error(error, "torch-export") from error
     for graph in program.graph_module.modules():
         for node in graph.graph.nodes if isinstance(graph, torch.fx.GraphModule) else ():
             node.meta.pop("stack_trace", None)  # paths of this machine
     return program
 
 
-def _refused(error: Exception, format: str) -> ConfigError:
+def _export_error(error: Exception, format: str) -> ConfigError:
     return ConfigError(f"this model cannot be written as {format}: {first_line(error, 200)}.")
 
 

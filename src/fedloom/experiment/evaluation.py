@@ -92,24 +92,26 @@ class Evaluation:
         scope = "clients" if scope in ("seen", "unseen") else scope
         scopes = {*self.what, "server_average" if self.server_average else ""}
         stops = self.target is not None or self.patience > 0 or self.keep_best
-        chosen = (stops or self.metric != type(self).metric) and self.metric != "train/loss" and scope not in OTHERS
+        is_required = (
+            (stops or self.metric != type(self).metric) and self.metric != "train/loss" and scope not in OTHERS
+        )
         says = f"{'the target, patience or keep_best uses' if stops else 'evaluation.metric is'} {self.metric!r}"
-        if chosen and scope not in scopes:
+        if is_required and scope not in scopes:
             like = f"; choose one like global/{scope} or clients/{scope}/mean" * (scope in ("loss", *self.metrics))
             what = ", ".join(self.what) or "empty"
             raise ConfigError(f"{says}, which is never measured: evaluation.what is {what}{like}.")
-        own = scope in ("clients", VALIDATION) and scope in scopes
-        if own and self.metric.rpartition("/")[2] not in FIGURES:
+        is_over_clients = scope in ("clients", VALIDATION) and scope in scopes
+        if is_over_clients and self.metric.rpartition("/")[2] not in FIGURES:
             raise ConfigError(
                 f"the metric {self.metric!r} names no statistic over clients; choose one like {scope}/"
                 f"{self.first}/mean, or {', '.join(FIGURES[1:4])}, … in its place."
             )
         if self.target is not None and "accuracy" in self.metric.split("/") and not 0 < self.target <= 1:
             raise ConfigError(f"the target accuracy is {self.target:g}, but it must lie in (0, 1].")
-        named = ("loss", "cross_entropy", *self.metrics)
-        named += ("rmse", "r2") * (self.metrics == type(self).metrics)  # what numbers are measured by
-        words = {*named, *(f"train_{name}" for name in named)} & {*self.metric.split("/")}
-        if chosen and not words:
+        quantities = ("loss", "cross_entropy", *self.metrics)
+        quantities += ("rmse", "r2") * (self.metrics == type(self).metrics)  # what numbers are measured by
+        words = {*quantities, *(f"train_{name}" for name in quantities)} & {*self.metric.split("/")}
+        if is_required and not words:
             raise ConfigError(
                 f"{says}, which is never measured: evaluation.metrics is {', '.join(self.metrics) or 'empty'}."
             )
@@ -140,33 +142,33 @@ class Evaluation:
         >>> Evaluation(what=("clients", "average", "train")).of_clients().what
         ('clients',)
         """
-        left = tuple(name for name in self.what if name in ("clients", VALIDATION, "received"))
+        what = tuple(name for name in self.what if name in ("clients", VALIDATION, "received"))
         scope = self.metric.partition("/")[0]
-        if self.metric != type(self).metric and scope in {*EVALUATIONS, "server_average"} - {*left, "train"}:
+        if self.metric != type(self).metric and scope in {*EVALUATIONS, "server_average"} - {*what, "train"}:
             raise ConfigError(
                 f"evaluation.metric is {self.metric!r}, but clients share no parameters, so that there is no such "
                 f"model; take one like clients/{self.first}/mean."
             )
-        return replace(self, what=left, server_average=0.0)
+        return replace(self, what=what, server_average=0.0)
 
-    def fitted(self, targets: TargetKind, common: bool) -> Evaluation:
+    def for_targets(self, targets: TargetKind, common: bool) -> Evaluation:
         """The evaluation for one kind of targets, with or without a ``common`` test set for the server model.
 
         Without one there is no ``global`` evaluation, and runs are judged by their clients.
 
         >>> from fedloom.core.targets import NUMBERS
-        >>> found = Evaluation().fitted(NUMBERS, common=False)
-        >>> found.metrics, found.what, found.metric
+        >>> evaluation = Evaluation().for_targets(NUMBERS, common=False)
+        >>> evaluation.metrics, evaluation.what, evaluation.metric
         (('rmse', 'r2'), ('clients',), 'clients/rmse/mean')
         """
         usual = {NUMBERS: ("rmse", "r2"), STRUCTURES: ()} if self.metrics == Evaluation.metrics else {}
         metrics = usual.get(targets, self.metrics)
         for name in metrics:
             if targets not in lookup(name).suits:
-                fitting = [one for one in names() if targets in lookup(one).suits]
+                choices = [candidate for candidate in names() if targets in lookup(candidate).suits]
                 raise ConfigError(
                     f"the metric {name!r} is for {' or '.join(lookup(name).suits)}, but the targets of these data are "
-                    f"{targets}; choose among {', '.join(fitting)}."
+                    f"{targets}; choose among {', '.join(choices)}."
                 )
         what, metric = tuple(name for name in self.what if common or name != "global"), self.metric
         scopes = [scope for scope in ("global" if common else "clients", VALIDATION) if scope in what]
@@ -234,16 +236,16 @@ def check_evaluation(method: Method, evaluation: Evaluation) -> None:
             )
         if method.test_loss is not None and words & {"cross_entropy"} - {*evaluation.metrics}:
             raise ConfigError(f"{metric} is not measured; add cross_entropy to evaluation.metrics.")
-    judged = [name for name in EVALUATIONS if name in evaluation.what]
-    if not method.predicts and judged:
+    scopes = [name for name in EVALUATIONS if name in evaluation.what]
+    if not method.predicts and scopes:
         raise ConfigError(
-            f"method {method.name!r} trains no predictor that evaluation.what={judged[0]} could measure; "
+            f"method {method.name!r} trains no predictor that evaluation.what={scopes[0]} could measure; "
             "use fedloom synthesize, which evaluates generated samples, or leave evaluation.what empty."
         )
-    if (judged or evaluation.server_average) and not method.keeps_private:
-        asked = f"evaluation.what={judged[0]}" if judged else "evaluation.server_average"
+    if (scopes or evaluation.server_average) and not method.keeps_private:
+        setting = f"evaluation.what={scopes[0]}" if scopes else "evaluation.server_average"
         raise ConfigError(
-            f"clients of method {method.name!r} start from a new model in every round, so that {asked} would "
+            f"clients of method {method.name!r} start from a new model in every round, so that {setting} would "
             "measure an untrained one; set evaluation.what=[] and no server_average (fedloom synthesize evaluates "
             "the generated samples)."
         )
@@ -255,15 +257,15 @@ def check_evaluation(method: Method, evaluation: Evaluation) -> None:
         )
 
 
-def check_means(method: Method, evaluation: Evaluation, common: bool, held: bool) -> None:
+def check_means(method: Method, evaluation: Evaluation, common: bool, held_out: bool) -> None:
     """Raise a ``ConfigError`` for a mean of models that cannot be measured.
 
-    Without a ``common`` test set clients test it on the samples that they ``held`` out, unless models have levels.
+    Without a ``common`` test set, clients test it on ``held_out`` samples of their own, unless models have levels.
     """
     means = [name for name in ("average", "cohort") if name in evaluation.what]
     if not means or common:
         return
-    if not held:
+    if not held_out:
         raise ConfigError(
             f"evaluation.what={means[0]} measures a mean of models on test samples, but there are none; leave it out, "
             "or set some aside, as with held_out=0.2."
@@ -278,10 +280,10 @@ def check_means(method: Method, evaluation: Evaluation, common: bool, held: bool
 def check_measured(evaluation: Evaluation, history: Sequence[Mapping[str, object]]) -> None:
     """Raise a ``ConfigError`` if no record of a run has the metric that the target or patience uses."""
     stops = evaluation.target is not None or evaluation.patience or evaluation.keep_best
-    if not stops or any(evaluation.metric in one for one in history):
+    if not stops or any(evaluation.metric in record for record in history):
         return
-    measured = [key for key in history[-1] if key.partition("/")[0] in (*EVALUATIONS, *OTHERS, "seen", "unseen")]
+    keys = [key for key in history[-1] if key.partition("/")[0] in (*EVALUATIONS, *OTHERS, "seen", "unseen")]
     raise ConfigError(
         f"the target, patience or keep_best uses {evaluation.metric!r}, which is never measured; "
-        f"{nearest(evaluation.metric, measured)}"
+        f"{nearest(evaluation.metric, keys)}"
     )

@@ -18,7 +18,7 @@ from fedloom.base import rng
 from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.core.parts import Personal, Use, Weights
 from fedloom.experiment.evaluation import VALIDATION, Evaluation
-from fedloom.experiment.passes import RELIABILITY, SHARED, LoadedModel, Values, labels_of, through
+from fedloom.experiment.passes import RELIABILITY, SHARED, LoadedModel, Values, client_predictions, labels_of
 from fedloom.experiment.snapshot import ClientModels, ServerAverage
 from fedloom.metrics import Predictions, direction, fairness, summary
 from fedloom.metrics.fairness import POOLED
@@ -61,32 +61,32 @@ class Evaluator(LoadedModel):
             split: their samples; by default their test samples.
         """
         split, method = self.federation.held_out if split is None else split, self.plan.method
-        tested, n = np.flatnonzero(split.index.sizes), split.index.sizes
-        offsets = np.concatenate([[0], np.cumsum(n[tested])])
-        used, record = self.chosen(server, store, tested), {}
+        clients, n = np.flatnonzero(split.index.sizes), split.index.sizes
+        offsets = np.concatenate([[0], np.cumsum(n[clients])])
+        uses, record = self.uses(server, store, clients), {}
         if method.choices and not self.plan.has_levels:
-            uses = [[choice._replace(model=use.model) for use in used] for choice in method.choices]
-            every = self.predictions(split, server, store, tested, uses)
-            record = self.with_every(self.by_model(every, offsets), method.choices)
-            places = np.repeat([method.choices.index(use._replace(model=None)) for use in used], n[tested])
-            found = Predictions.concatenate(every).take(places * offsets[-1] + np.arange(offsets[-1]))
+            candidates = [[choice._replace(model=use.model) for use in uses] for choice in method.choices]
+            by_choice = self.predictions(split, server, store, clients, candidates)
+            record = self.lambda_record(self.by_model(by_choice, offsets), method.choices)
+            places = np.repeat([method.choices.index(use._replace(model=None)) for use in uses], n[clients])
+            predictions = Predictions.concatenate(by_choice).take(places * offsets[-1] + np.arange(offsets[-1]))
         else:
-            (found,) = self.predictions(split, server, store, tested, [used])
-        values = self.by_client(found, offsets)
+            (predictions,) = self.predictions(split, server, store, clients, [uses])
+        values = self.by_client(predictions, offsets)
         if self.federation.classes_alike:
-            record |= {f"clients/{metric}/{POOLED}": found.value(metric) for metric in self.measurement.metrics}
+            record |= {f"clients/{metric}/{POOLED}": predictions.value(metric) for metric in self.measurement.metrics}
         bins = values.pop(RELIABILITY, None)
         if bins is not None:  # of all clients' samples, for the page; empty bins as zeros
             record[f"clients/{RELIABILITY}"] = np.nan_to_num(reliability_of(bins.sum(0))).tolist()
-        table = {"client": tested, "n": n[tested]}
+        table = {"client": clients, "n": n[clients]}
         if server.models is not None and self.plan.models < self.plan.population.clients:
-            table["model"] = np.array([-1 if use.model is None else use.model for use in used])
+            table["model"] = np.array([-1 if use.model is None else use.model for use in uses])
         table |= values
         if self.plan.is_paired:
-            table["lambda"] = np.array([use.lam for use in used], dtype=float)
+            table["lambda"] = np.array([use.lam for use in uses], dtype=float)
         return record | self.summary(table, split), table
 
-    def chosen(self, server: Server, store: Store, clients: np.ndarray) -> list[Use]:
+    def uses(self, server: Server, store: Store, clients: np.ndarray) -> list[Use]:
         """The model that each client uses; all that may choose are judged together, each on its own samples.
 
         They take the best by the loss on their training samples, or by the first metric on their validation samples.
@@ -104,15 +104,15 @@ class Evaluator(LoadedModel):
             )
             for client, count, model in zip(clients.tolist(), samples.tolist(), received, strict=True)
         ]
-        several = np.flatnonzero([len(one) > 1 for one in uses])
+        several = np.flatnonzero([len(options) > 1 for options in uses])
         if len(several):
             candidates = list(zip(*(uses[k] for k in several), strict=True))
             offsets = np.concatenate([[0], np.cumsum(split.index.sizes[clients[several]])])
-            found = self.predictions(split, server, store, clients[several], candidates)
-            values = self.by_model(found, offsets)
+            predictions = self.predictions(split, server, store, clients[several], candidates)
+            values = self.by_model(predictions, offsets)
             for k, at in zip(several, best(values, self.judging), strict=True):
                 uses[k] = (uses[k][at],)
-        return [one for (one,) in uses]
+        return [use for (use,) in uses]
 
     def received(self, server: Server, store: Store, clients: np.ndarray) -> list[int | None]:
         """The model of a topology that each client receives; those that never took part have the mean."""
@@ -122,8 +122,8 @@ class Evaluator(LoadedModel):
         if plan.method.topology.chooses and len(clients):
             split, candidates = self.federation.train, [[Use(model=n)] * len(clients) for n in range(plan.models)]
             offsets = np.concatenate([[0], np.cumsum(split.index.sizes[clients])])
-            found = self.predictions(split, server, store, clients, candidates)
-            return best(self.by_model(found, offsets), "loss").tolist()
+            predictions = self.predictions(split, server, store, clients, candidates)
+            return best(self.by_model(predictions, offsets), "loss").tolist()
         return [int(plan.model_of[c]) if c < len(plan.model_of) else None for c in clients.tolist()]
 
     @property
@@ -159,26 +159,28 @@ class Evaluator(LoadedModel):
         plan, several = self.plan, server.models is not None
         adapts = not plan.method.adaptation.is_identity
         if plan.has_levels or not (plan.has_private or plan.method.keeps_own or adapts):
-            return [self._in_common(split, server, store, clients, row) for row in uses]
+            return [self._shared_predictions(split, server, store, clients, row) for row in uses]
         if adapts and len(uses) > 1:
             return [self.predictions(split, server, store, clients, [row])[0] for row in uses]
         place = {client: number for number, client in enumerate(clients.tolist())}
 
         def fill(client: int, number: int, theta: Tensor, buffers: Tensor) -> None:
             use = uses[number][place[client]]
-            mine = server.model(use.model)
-            self.fill(Weights(mine.theta, mine.buffers), store.get(client), use, theta, buffers, several)
+            model = server.model(use.model)
+            self.fill(Weights(model.theta, model.buffers), store.get(client), use, theta, buffers, several)
 
         self.load(server.theta, server.buffers)
         support = self.federation.train if adapts else None
-        return through(self, split, clients, fill, (0, 0) if several else self.own, len(uses), support)
+        return client_predictions(
+            self, split, clients, fill, (0, 0) if several else self.own_offsets, len(uses), support
+        )
 
-    def by_model(self, found: Sequence[Predictions], offsets: np.ndarray) -> Values:
+    def by_model(self, predictions: Sequence[Predictions], offsets: np.ndarray) -> Values:
         """Metrics and loss of the M models of each client, [M, clients] each; see ``by_client``."""
-        rows = [self.by_client(one, offsets) for one in found]
+        rows = [self.by_client(prediction, offsets) for prediction in predictions]
         return {metric: np.stack([row[metric] for row in rows]) for metric in rows[0]}
 
-    def _in_common(
+    def _shared_predictions(
         self, split: Split, server: Server, store: Store, clients: np.ndarray, uses: Sequence[Use]
     ) -> Predictions:
         """Predictions of each client's model, in the clients' order: those of one level and model are measured at once.
@@ -186,15 +188,15 @@ class Evaluator(LoadedModel):
         Clients of one level may have private parameters.
         """
         keys = [(use.level, -1 if use.model is None else use.model) for use in uses]
-        level, found = np.unique(np.array(keys).reshape(-1, 2), axis=0, return_inverse=True)[1].reshape(-1), []
+        level, parts = np.unique(np.array(keys).reshape(-1, 2), axis=0, return_inverse=True)[1].reshape(-1), []
         order = np.argsort(level, kind="stable")
         for number in np.unique(level):
-            of, use = clients[level == number], uses[int(np.argmax(level == number))]
-            network, mine = self.networks[use.level], server.model(use.model)
-            shared = Weights(network.plan.level_params(mine.theta), network.plan.level_buffers(mine.buffers))
+            group, use = clients[level == number], uses[int(np.argmax(level == number))]
+            network, model = self.networks[use.level], server.model(use.model)
+            shared = Weights(network.plan.level_params(model.theta), network.plan.level_buffers(model.buffers))
             network.load(*shared)
             if not network.plan.has_private:
-                found.append(network.scores(split.arrays, split.index.pick(of).rows, labels_of(split, of)))
+                parts.append(network.scores(split.arrays, split.index.pick(group).rows, labels_of(split, group)))
                 continue
 
             def fill(
@@ -203,60 +205,62 @@ class Evaluator(LoadedModel):
             ) -> None:  # fmt: skip
                 network.fill(shared, store.get(client), use, theta, buffers)
 
-            found += through(network, split, of, fill, network.own)
-        if len(found) == 1:
-            return found[0]
+            parts += client_predictions(network, split, group, fill, network.own_offsets)
+        if len(parts) == 1:
+            return parts[0]
         sizes = split.index.sizes[clients]
         places = Index(np.arange(sizes.sum()), np.concatenate([[0], np.cumsum(sizes[order])])).pick(np.argsort(order))
-        return Predictions.concatenate(found).take(places.rows)
+        return Predictions.concatenate(parts).take(places.rows)
 
-    def with_every(self, values: Values, choices: Sequence[Use]) -> dict[str, float]:
-        """What clients have with λ = 0, .5 and 1, and with the λ that is best on the samples of ``values``."""
+    def lambda_record(self, values: Values, choices: Sequence[Use]) -> dict[str, float]:
+        """The means over clients for λ = 0, .5 and 1, and for the λ that is best on the samples of ``values``."""
         metric, everyone = self.judging, np.arange(values["loss"].shape[1])
         names = {name: name for name in self.settings.metrics} | {"loss": self.measurement.loss_name}
-        shown: dict[str, Any] = {f"lambda/{use.lam:g}": at for at, use in enumerate(choices) if use.lam in SHOWN}
-        shown["as_published"] = best(values, metric)
-        over = {(place, name): summary(values[name][row, everyone]) for place, row in shown.items() for name in names}
-        record = {f"{place}/{names[name]}/mean": found["mean"] for (place, name), found in over.items()}
-        return record | {f"as_published/{metric}/std": over["as_published", metric]["std"]}
+        rows: dict[str, Any] = {f"lambda/{use.lam:g}": at for at, use in enumerate(choices) if use.lam in SHOWN}
+        rows["as_published"] = best(values, metric)
+        summaries = {
+            (place, name): summary(values[name][row, everyone]) for place, row in rows.items() for name in names
+        }
+        record = {f"{place}/{names[name]}/mean": figures["mean"] for (place, name), figures in summaries.items()}
+        return record | {f"as_published/{metric}/std": summaries["as_published", metric]["std"]}
 
     def summary(self, table: Mapping[str, np.ndarray], split: Split) -> dict[str, Any]:
         """Mean loss and the fairness of every metric in a table of clients (``client``, ``n``, ``loss``, metrics)."""
-        tested, n = table["client"], table["n"]
-        loss = table["loss"][self.counted(tested, split)]
+        clients, n = table["client"], table["n"]
+        loss = table["loss"][self.has_labels(clients, split)]
         record = {f"clients/{self.measurement.loss_name}/mean": float(loss.mean()) if len(loss) else float("nan")}
-        groups = {"clients": np.ones(len(tested), dtype=bool)}
+        groups = {"clients": np.ones(len(clients), dtype=bool)}
         if self.federation.unseen:
-            new = tested >= self.federation.seen
+            new = clients >= self.federation.seen
             groups |= {"seen": ~new, "unseen": new}
         personal = self.plan.method.personal
         if len(personal.levels) > 1:
-            level = np.array([personal.uses(int(n), lambda: None, 0)[0].level for n in tested])
+            level = np.array([personal.uses(int(n), lambda: None, 0)[0].level for n in clients])
             groups |= {f"clients/{name}": level == n for n, name in enumerate(personal.levels) if (level == n).any()}
         if "model" in table and self.plan.models <= SHOWN_MODELS:
             model = table["model"]
             groups |= {f"clients/model_{n}": model == n for n in range(self.plan.models) if (model == n).any()}
         for metric in self.measurement.metrics:
-            for name, of in groups.items():
-                figures = fairness.summary(table[metric][of], n[of], direction(metric))
+            for name, mask in groups.items():
+                figures = fairness.summary(table[metric][mask], n[mask], direction(metric))
                 record |= {f"{name}/{metric}/{k}": v for k, v in figures.items()}
         return record
 
-    def counted(self, tested: np.ndarray, split: Split) -> np.ndarray:
-        """Whether each tested client has a label that counts, bool [tested]: not if all its positions are padding."""
+    def has_labels(self, clients: np.ndarray, split: Split) -> np.ndarray:
+        """Whether each client has a label that counts, bool [clients]: not if all its positions are padding."""
         padding = self.settings.padding
         if padding is None or split.arrays.has_numbers or not len(split.index.rows):
-            return np.ones(len(tested), dtype=bool)
+            return np.ones(len(clients), dtype=bool)
         y = split.arrays.y[torch.from_numpy(split.index.rows).to(split.arrays.y.device)]
         real = (y != padding).reshape(len(y), -1).any(1).cpu().numpy()
-        return np.bincount(split.index.owners, weights=real, minlength=len(split.index))[tested] > 0
+        return np.bincount(split.index.owners, weights=real, minlength=len(split.index))[clients] > 0
 
     def measure(
         self,
         server: Server,
         store: Store,
         means: Mapping[str, ClientModels],
-        averaged: ServerAverage | None = None,
+        average: ServerAverage | None = None,
         at_clients: Mapping[str, np.ndarray] | None = None,
     ) -> tuple[dict[str, Any], dict[str, np.ndarray] | None]:
         """All configured evaluations: numbers for the round's record, and the table of clients.
@@ -271,34 +275,34 @@ class Evaluator(LoadedModel):
             record, table = record | self.summary(at_clients, self.federation.held_out), dict(at_clients)
         for name, models in means.items():
             record |= self.mean(name, models, server, store)
-        if averaged is not None:
-            numbers, _ = self.deployed(averaged.server(server), store)
-            record |= _renamed(numbers, "server_average")
+        if average is not None:
+            numbers, _ = self.deployed(average.server(server), store)
+            record |= _rename(numbers, "server_average")
         if table is not None:
             table = {self.measurement.loss_name if key == "loss" else key: column for key, column in table.items()}
             if self.federation.names:
-                named = np.array(self.federation.names, dtype=object)[table["client"]]
-                table = {"client": table.pop("client"), "name": named, **table}
+                names = np.array(self.federation.names, dtype=object)[table["client"]]
+                table = {"client": table.pop("client"), "name": names, **table}
         return record, table
 
     def deployed(self, server: Server, store: Store) -> tuple[dict[str, Any], dict[str, np.ndarray] | None]:
         """The evaluations of a server model: ``clients`` with their table, ``validation``, ``global``, ``train``."""
         record: dict[str, Any] = {}
         table = None
-        on, federation = self.settings.what, self.federation
-        if "clients" in on and len(federation.held_out.index.rows):
+        what, federation = self.settings.what, self.federation
+        if "clients" in what and len(federation.held_out.index.rows):
             record, table = self.clients(server, store)
-        if VALIDATION in on and len(federation.validation.index.rows):
-            record |= _renamed(self.clients(server, store, federation.validation)[0], VALIDATION)
-        for network in self.networks if "global" in on else ():
+        if VALIDATION in what and len(federation.validation.index.rows):
+            record |= _rename(self.clients(server, store, federation.validation)[0], VALIDATION)
+        for network in self.networks if "global" in what else ():
             if (name := network.name) and not network.plan.has_private:  # else it is not any client's model
                 network.load(network.plan.level_params(server.theta), network.plan.level_buffers(server.buffers))
                 record |= network.on(f"global/{name}", federation.test)
-        if "global" in on or "train" in on:
+        if "global" in what or "train" in what:
             self.load(server.theta, server.buffers)
-        if "global" in on:
+        if "global" in what:
             record |= self.on("global", federation.test)
-        if "train" in on:
+        if "train" in what:
             split = federation.train.first(federation.seen)
             numbers = self.on("train", split.arrays, split.index.rows, labels_of(split, np.arange(len(split.index))))
             record |= {f"global/{key.replace('/', '_')}": value for key, value in numbers.items()}
@@ -326,15 +330,15 @@ class Evaluator(LoadedModel):
                 network.load(mean[:split], mean[split:])
                 record |= network.on("/".join(filter(None, (name, network.name))), federation.test)
             elif len(federation.held_out.index.rows):
-                beside = replace(server, theta=mean[:split], buffers=mean[split:], models=None)
-                record |= _renamed(self.clients(beside, store)[0], name)
+                mean_server = replace(server, theta=mean[:split], buffers=mean[split:], models=None)
+                record |= _rename(self.clients(mean_server, store)[0], name)
         return record
 
 
-def _renamed(record: dict[str, Any], scope: str) -> dict[str, Any]:
+def _rename(record: dict[str, Any], scope: str) -> dict[str, Any]:
     """Rename metrics after another model, which replaces the first word of ``global/…`` and ``clients/…``.
 
-    >>> _renamed({"global/loss": 1.0, "clients/accuracy/mean": 0.5, "unseen/accuracy/mean": 0.4}, "average")
+    >>> _rename({"global/loss": 1.0, "clients/accuracy/mean": 0.5, "unseen/accuracy/mean": 0.4}, "average")
     {'average/loss': 1.0, 'average/accuracy/mean': 0.5, 'average/unseen/accuracy/mean': 0.4}
     """
     short = {key: key.removeprefix("global/").removeprefix("clients/") for key in record}

@@ -153,7 +153,7 @@ class Experiment:
         self._check_objects()
         check_fields(self)
         object.__setattr__(self, "method", named(methods, self.method))
-        object.__setattr__(self, "method", self._dealt())
+        object.__setattr__(self, "method", self._deal_networks())
         object.__setattr__(self, "local", self.local.until(self.rounds))
         self._check_conditions()
         self._check_needs()
@@ -167,7 +167,7 @@ class Experiment:
         if len(empty):
             raise ConfigError(f"{len(empty)} clients have no training samples; the first is client {empty[0]}.")
 
-    def _dealt(self) -> Method:
+    def _deal_networks(self) -> Method:
         """The method with the number of each client's network, where networks are dealt by the clients' devices."""
         if not self.method.personal.levels:
             return self.method
@@ -231,26 +231,28 @@ class Experiment:
             if not len(self.present(int(t))):
                 raise ConfigError(f"presence leaves no client in round {int(t)}, counted from 0.")
 
-    def _matching(self, key: str, pattern: str) -> list[int]:
+    def _matches(self, key: str, pattern: str) -> list[int]:
         """The clients that a name or number with ``*`` fits."""
-        names, seen = self.federation.names, self.federation.seen
-        found = [k for k in range(seen) if fnmatchcase(names[k] if names else str(k), pattern) or str(k) == pattern]
-        if not found:
-            known = names[:seen] if names else [str(k) for k in range(seen)]
-            raise ConfigError(f"{key} names client {pattern!r}, but there is none; {nearest(pattern, known)}")
-        return found
+        names, participants = self.federation.names, self.federation.seen
+        matches = [
+            k for k in range(participants) if fnmatchcase(names[k] if names else str(k), pattern) or str(k) == pattern
+        ]
+        if not matches:
+            choices = names[:participants] if names else [str(k) for k in range(participants)]
+            raise ConfigError(f"{key} names client {pattern!r}, but there is none; {nearest(pattern, choices)}")
+        return matches
 
     @cached_property
     def own_local(self) -> dict[int, Local]:
         """The settings of local training of clients that have some of their own."""
-        own: dict[int, dict[str, Any]] = {}
-        given = self.client_local
-        for pattern, settings in (_by_client(given) if isinstance(given, Path) else given).items():
+        by_client: dict[int, dict[str, Any]] = {}
+        client_local = self.client_local
+        for pattern, settings in (_by_client(client_local) if isinstance(client_local, Path) else client_local).items():
             for name in settings:
                 one_of(f"client_local: {pattern} has no own", name, OWN)
-            for client in self._matching("client_local", pattern):
-                own.setdefault(client, {}).update(settings)
-        return {client: replace(self.local, **settings) for client, settings in own.items()}
+            for client in self._matches("client_local", pattern):
+                by_client.setdefault(client, {}).update(settings)
+        return {client: replace(self.local, **settings) for client, settings in by_client.items()}
 
     @cached_property
     def spans(self) -> Mapping[str, Sequence[int]]:
@@ -271,7 +273,7 @@ class Experiment:
                 raise ConfigError(
                     f"presence: {pattern} is {list(span)}, but it must be [joins] or [joins, leaves] in rounds from 0."
                 )
-            clients = self._matching("presence", pattern)
+            clients = self._matches("presence", pattern)
             start[clients], end[clients] = span[0], span[1] if len(span) == 2 else np.inf
         return start, end
 
@@ -283,10 +285,10 @@ class Experiment:
     def _check_needs(self) -> None:
         """Raise a ``ConfigError`` for the first need of a part that the conditions do not meet."""
         federation, size = self.federation, self.cohort_size
-        every = (self.local, *self.own_local.values())
-        uneven = next((one for one in every if one.optimiser != "sgd" or one.rates), None)
+        all_settings = (self.local, *self.own_local.values())
+        uneven = next((settings for settings in all_settings if settings.optimiser != "sgd" or settings.rates), None)
         validation = federation.validation.first(federation.seen)
-        lacking = {  # whether it is missing, and the message
+        requirements = {  # whether it is missing, and the message
             "full_participation": (size < federation.seen, "needs every client in every round, but the cohort holds "
                                    f"{size} of {federation.seen}; set participation=1."),
             "probabilities": (not self.has_probabilities, "divides by the probabilities with which clients take part, "
@@ -309,19 +311,19 @@ class Experiment:
             "validation": (not validation.index.sizes.all(), "takes responses on validation samples, but some clients "
                            "have none; set some aside, with validation=0.1, or take response=train."),
         }  # fmt: skip
-        for need, (lacks, told) in lacking.items():
-            if lacks and self.method.needs(need):
-                raise ConfigError(f"{self.method.who_needs(need)} {told}")
+        for need, (is_missing, message) in requirements.items():
+            if is_missing and self.method.needs(need):
+                raise ConfigError(f"{self.method.who_needs(need)} {message}")
         of_clients = {
             "client_local": self.client_local, "presence": self.presence, "attack": self.attack,
             "schedule": not isinstance(self.schedule, Rounds), "selection": self.selection != Uniform(),
         }  # fmt: skip
-        if self.method.pooled and (vain := next((key for key, given in of_clients.items() if given), None)):
+        if self.method.pooled and (vain := next((key for key, value in of_clients.items() if value), None)):
             raise ConfigError(f"method {self.method.name!r} trains on pooled data, without clients; leave {vain} out.")
         if self.method.needs("views"):
             pipeline(self.views, federation.train.arrays)
-        for one in self.views:  # of methods without any, too, so that a slip in a name is told
-            augmentation(one)
+        for view in self.views:  # of methods without any, too, so that a slip in a name is told
+            augmentation(view)
         if self.teacher is not None and not self.method.needs("teacher"):
             raise ConfigError(
                 f"method {self.method.name!r} learns from no teacher; leave teacher= out, "
@@ -377,13 +379,13 @@ class Experiment:
                 f"objective {label(taught[0][1])!r} compares clients' outputs on the same inputs, but with "
                 f"schedule={name} they receive different ones; choose schedule=rounds, deadline or over_select."
             )
-        noisy = [label(one) for one in method.uplink if "noise" in one.guarantees]
+        noisy = [label(uplink) for uplink in method.uplink if "noise" in uplink.guarantees]
         if noisy:
             raise ConfigError(
                 f"the privacy of uplink {noisy[0]!r} holds for cohorts drawn uniformly, but with schedule={name} "
                 "fast clients take part more often; choose schedule=rounds."
             )
-        sums = [label(one) for one in method.uplink if "sums" in one.guarantees]
+        sums = [label(uplink) for uplink in method.uplink if "sums" in uplink.guarantees]
         if schedule.stale and sums:
             raise ConfigError(
                 f"uplink {sums[0]!r} masks the sums of clients that are invited together, and with schedule={name} "
@@ -398,7 +400,7 @@ class Experiment:
         name = selections.name_of(type(selection)) or type(selection).__name__
         if self.sampling != "fixed":
             raise ConfigError(f"selection={name} invites a fixed number of clients; choose sampling=fixed.")
-        private = [label(one) for one in method.uplink if one.guarantees]
+        private = [label(uplink) for uplink in method.uplink if uplink.guarantees]
         if private or self.local.dp_clip is not None:
             raise ConfigError(
                 f"selection={name} invites some clients more often than others, which no privacy account "
@@ -472,8 +474,8 @@ class Experiment:
         """The hostile clients, sorted, int64 [f]."""
         if self.attack is None:
             return np.zeros(0, dtype=np.int64)
-        found = self.attack.hostile(self.federation.seen, self.seed, self.method.mixing.trusted)
-        return np.asarray(found, dtype=np.int64)
+        clients = self.attack.hostile(self.federation.seen, self.seed, self.method.mixing.trusted)
+        return np.asarray(clients, dtype=np.int64)
 
     @property
     def cohort_size(self) -> int:

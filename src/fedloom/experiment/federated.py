@@ -36,8 +36,8 @@ from fedloom.experiment.evaluator import Evaluator
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.rundir import FEDERATED, Columns, RunDirectory, Status, Table
 from fedloom.experiment.runtime import own_draws, pick_device, reproducible
-from fedloom.experiment.setup import make_plan, make_server_data, placed
-from fedloom.experiment.snapshot import CohortModels, LastModels, ServerAverage, Snapshot, unpacked
+from fedloom.experiment.setup import make_plan, make_server_data, to_device
+from fedloom.experiment.snapshot import CohortModels, LastModels, ServerAverage, Snapshot, unpack
 from fedloom.experiment.store import (
     CLIENTS,
     LIMIT,
@@ -98,11 +98,11 @@ class RunResult:
     failures: list[Failure] = field(default_factory=list)
 
     def __repr__(self) -> str:
-        about, judged = self.summary, self.summary.get("headline")
-        value = about["final"].get(judged)
-        told = "" if value is None else f", {judged} {value:.4g}"
-        told += f", updates left out: {len(self.failures)}" if self.failures else ""
-        return f"<RunResult of {about['method']!r}: {about['status']} after {about['rounds']} rounds{told}>"
+        summary, metric = self.summary, self.summary.get("headline")
+        value = summary["final"].get(metric)
+        details = "" if value is None else f", {metric} {value:.4g}"
+        details += f", updates left out: {len(self.failures)}" if self.failures else ""
+        return f"<RunResult of {summary['method']!r}: {summary['status']} after {summary['rounds']} rounds{details}>"
 
     def _repr_html_(self) -> str | None:
         return shown(self)
@@ -139,10 +139,10 @@ def load(
     with reproducible():
         is_made = isinstance(experiment, Experiment)
         task = FederatedTask(experiment, directory.path) if is_made else experiment(directory.path)
-    known, identity = stored.get("identity", {}), task.identity()
-    if changed := fingerprint.of_other_models(known, identity):
+    stored_identity, identity = stored.get("identity", {}), task.identity()
+    if changed := fingerprint.of_other_models(stored_identity, identity):
         raise CheckpointError(f"{path} is not a run of this experiment: {'; '.join(changed)}.")
-    if changed := fingerprint.of_code(known, identity):
+    if changed := fingerprint.of_code(stored_identity, identity):
         warn(f"{path} was trained with other code: {'; '.join(changed)}.", stacklevel=user_stacklevel())
     if round == "best":
         if (best := best_of(directory.metrics(), task.experiment.evaluation)) is None:
@@ -171,7 +171,7 @@ class FederatedTask(TrainerTask):
 
     def __init__(self, experiment: Experiment, out: Path | None = None) -> None:
         super().__init__()
-        self.experiment = experiment = privacy.calibrated(experiment)
+        self.experiment = experiment = privacy.calibrate(experiment)
         self.cohort_seed, self.repeated = experiment.seed, 0
         self.lost = 0  # clients that failed since the last that did not, where steps overlap
         self.out = out
@@ -184,35 +184,37 @@ class FederatedTask(TrainerTask):
         self.make_compute = computes.make(experiment.compute, **experiment.compute_settings)
         self.traits = traits = self.make_engine.traits
         device = pick_device(experiment.device, traits.devices)
-        everyone = placed(experiment.federation, getattr(torch, experiment.dtype), device)
+        everyone = to_device(experiment.federation, getattr(torch, experiment.dtype), device)
         self.federation = federation = everyone.pooled() if method.pooled else everyone
         self.plan = make_plan(experiment, self.federation, device)
         self.config = experiment.config
         if "method" not in self.config:  # started from Python
             self.config = {**self.config, "about": fingerprint.about(experiment, self.plan)}
-        judged = self.plan.layout.shared_size > 0 or self.kind == "synthesis"  # else it is never trained
+        is_trained = self.plan.layout.shared_size > 0 or self.kind == "synthesis"  # else it is never trained
         several, topology = self.plan.models > 1, method.topology
-        common = judged and (topology.mean != "unused" or not several)  # a model that can be measured on common samples
-        asked = experiment.evaluation if common else experiment.evaluation.of_clients()
-        evaluation = asked.fitted(self.plan.targets or CLASSES, common and len(federation.test) > 0)
+        common = is_trained and (
+            topology.mean != "unused" or not several
+        )  # a model that can be measured on common samples
+        settings = experiment.evaluation if common else experiment.evaluation.of_clients()
+        evaluation = settings.for_targets(self.plan.targets or CLASSES, common and len(federation.test) > 0)
         check_means(method, evaluation, len(federation.test) > 0, len(federation.held_out.index.rows) > 0)
         self.experiment = experiment = replace(experiment, evaluation=evaluation)
         self.headline = headline(method, evaluation)
         self.server_data = make_server_data(experiment, self.plan, self.federation)
         alike = method.personal.is_identity and method.adaptation.is_identity and not several  # all test the same model
         self.evaluator = Evaluator(self.plan, everyone if alike else federation, experiment.evaluation)
-        self.model = (lambda step: self._loaded(step.server)) if method.predicts and (common or not judged) else None
+        self.model = (lambda step: self._load(step.server)) if method.predicts and (common or not is_trained) else None
         self.gap: float | None = None  # the spectral gap of a topology, if it is known
-        self.known: tuple[Links, ...] = ()  # its matrices, likewise
+        self.matrices: tuple[Links, ...] = ()  # of the topology, likewise
         self.failures: list[Failure] = []
-        self.sent = Traffic()
+        self.traffic = Traffic()
         self.engine: Engine | None = None
         self.accountant = privacy.accountant(experiment)
         self.examples = privacy.example_accountant(experiment, federation)
-        self.chosen: tuple[int, SelectedClients] | None = None  # the last selection, by its round
+        self.last_selection: tuple[int, SelectedClients] | None = None  # the last selection, by its round
         self.losses, self.last = np.full(self.federation.seen, np.nan), np.full(self.federation.seen, -1)
         self.now = 0.0  # the clock
-        self.took_part = np.zeros(self.federation.seen, dtype=np.int64)  # rounds, by client
+        self.participations = np.zeros(self.federation.seen, dtype=np.int64)  # number of rounds, by client
         goal = None if self.plan.attack is None else self.plan.attack.goal(self.federation.test)
         self.goal = goal if goal is not None and len(goal) else None  # no test sample can tell whether it succeeds
         self.state = self._first_state(device)
@@ -225,37 +227,37 @@ class FederatedTask(TrainerTask):
         """The state before the first round, with stores for what will be kept between rounds."""
         plan, on, choice, out = self.plan, self.experiment.evaluation, self.experiment.client_state, self.out
         server = Server.initial(plan, plan.theta0.to(device), plan.buffers0.to(device))
-        reach, each, seen = self._reach(), state_bytes(plan, server), self.federation.seen
+        reach, state_size, participants = self._reach(), state_bytes(plan, server), self.federation.seen
 
-        def first(client: int, found: Forms) -> State:
-            mine = plan.levels[plan.level[client]]
-            return client_forms(mine, first_state(mine, mine.level_params(server.theta)), found)
+        def first(client: int, tensors: Forms) -> State:
+            level = plan.levels[plan.level[client]]
+            return client_forms(level, first_state(level, level.level_params(server.theta)), tensors)
 
         at_nodes = self.traits.states == "clients"  # who keep their states
-        store = make_store(choice, reach * each, out, CLIENTS, device, None if at_nodes else first)
-        if choice == "auto" and out is None and reach * each > LIMIT:
+        store = make_store(choice, reach * state_size, out, CLIENTS, device, None if at_nodes else first)
+        if choice == "auto" and out is None and reach * state_size > LIMIT:
             self.warnings.append(
-                f"client states may take {reach * each / 1e9:.1f} GB of memory ({reach} clients, {each / 1e6:.1f} MB "
-                "each); in a run directory they would be kept on disk."
+                f"client states may take {reach * state_size / 1e9:.1f} GB of memory ({reach} clients, "
+                f"{state_size / 1e6:.1f} MB each); in a run directory they would be kept on disk."
             )
-        last = LastModels(plan, seen) if "average" in on.what else None
+        last = LastModels(plan, participants) if "average" in on.what else None
         if last is not None:
             last.models = make_store(choice, reach * last.initial.nbytes, out, MODELS, first=last.first)
-        models = CohortModels(plan, seen) if "cohort" in on.what else None
-        averaged = ServerAverage.of(on.server_average, server) if on.server_average else None
+        models = CohortModels(plan, participants) if "cohort" in on.what else None
+        average = ServerAverage.of(on.server_average, server) if on.server_average else None
         rows = None
         if server.models is not None:
             model = model_forms(plan, server.models)
             size = min(plan.models, reach) * nbytes(flat(model(0, {})))
             rows = make_store(choice, size, out, ROWS, device, model)
             server = replace(server, models=replace(server.models, stored=rows))
-        return Snapshot(server, store, last, models, averaged, rows=rows)
+        return Snapshot(server, store, last, models, average, rows=rows)
 
     def open(self) -> None:
         experiment = self.experiment
         if (name := resolved(experiment.compute, self.plan)) not in self.traits.computes:
-            known = nearest(name, self.traits.computes)
-            raise ConfigError(f"engine {experiment.engine!r} runs no compute {name!r}; {known}")
+            hint = nearest(name, self.traits.computes)
+            raise ConfigError(f"engine {experiment.engine!r} runs no compute {name!r}; {hint}")
         if self.plan.models > 1:
             self._describe_topology()
         if self.clock is not None and not (fits := self.clock.fits).all():
@@ -270,26 +272,26 @@ class FederatedTask(TrainerTask):
             self.warnings.append(self.engine.remark)
         if experiment.client_state == "shared":
             self.engine.files = lambda clients: self.state.store.block(clients, self.round + 1)
-        if said := note(experiment.compute, self.plan):
-            self.notes.append(said)
+        if remark := note(experiment.compute, self.plan):
+            self.notes.append(remark)
         if tolerance := self.traits.tolerance:
             self.warnings.append(f"engine={experiment.engine} gives the serial engine's results up to {tolerance:g}.")
-        tested = len(self.federation.test) or len(self.federation.held_out.index.rows)
-        if experiment.evaluation.what == ("clients",) and not tested and self.traits.states == "driver":
+        test_samples = len(self.federation.test) or len(self.federation.held_out.index.rows)
+        if experiment.evaluation.what == ("clients",) and not test_samples and self.traits.states == "driver":
             self.warnings.append(UNTESTED)
-        if (kept := len(self.federation.validation.index.rows)) and experiment.rounds and not self.evaluator.validates:
+        if (count := len(self.federation.validation.index.rows)) and experiment.rounds and not self.evaluator.validates:
             self.warnings.append(
-                f"{kept} samples are set aside for validation, but this run reads none of them; validation=0 trains on "
-                "them."
+                f"{count} samples are set aside for validation, but this run reads none of them; validation=0 trains "
+                "on them."
             )
 
     def _describe_topology(self) -> None:
         """Say how many models there are, and how fast they would agree without training."""
         clients, models = self.plan.population.clients, self.plan.models
         self.facts = [f"{models} models for {clients} clients"]
-        self.known = self.experiment.method.topology.known(clients) if models <= SOLVED else ()
-        if self.known:
-            self.gap = spectral_gap([links.matrix(models) for links in self.known])
+        self.matrices = self.experiment.method.topology.known(clients) if models <= SOLVED else ()
+        if self.matrices:
+            self.gap = spectral_gap([links.matrix(models) for links in self.matrices])
             self.facts[0] += f", spectral gap {self.gap:.3g}"
             if self.gap <= 0:
                 self.warnings.append(
@@ -307,8 +309,8 @@ class FederatedTask(TrainerTask):
         return should_stop(self.history, self.experiment.evaluation)
 
     def best_round(self) -> int | None:
-        found = best_of(self.history, self.experiment.evaluation) if self.experiment.evaluation.keep_best else None
-        return None if found is None else found[0]
+        best = best_of(self.history, self.experiment.evaluation) if self.experiment.evaluation.keep_best else None
+        return None if best is None else best[0]
 
     def step(self) -> RoundStep:
         experiment, server, means = self.experiment, self.state.server, [*self.state.client_models.values()]
@@ -324,7 +326,7 @@ class FederatedTask(TrainerTask):
                 models.observe(result, received)
 
         try:
-            moved, report = federated_round(
+            next_server, report = federated_round(
                 self.plan,
                 self.engine,
                 server,
@@ -341,9 +343,9 @@ class FederatedTask(TrainerTask):
                     self.plan, self.engine, server, self.state.store, arrivals.clients
                 )
         except LostState as error:  # raised by a worker
-            self.state.store.damaged(error)
+            self.state.store.mark_damaged(error)
             raise
-        return RoundStep(moved, report, arrivals)
+        return RoundStep(next_server, report, arrivals)
 
     def commit(self, step: RoundStep) -> tuple[Record, dict[str, Columns]]:
         experiment, state, (server, report, arrivals) = self.experiment, self.state, step
@@ -354,22 +356,22 @@ class FederatedTask(TrainerTask):
         self.engine.committed(self.round, np.array(sorted(report.states), dtype=np.int64))
         self.round = server.round
         self.failures += report.failures
-        here = Traffic() if experiment.method.pooled else report.traffic
-        self.sent.add(here)
-        self.took_part[report.cohort] += 1
+        traffic = Traffic() if experiment.method.pooled else report.traffic
+        self.traffic.add(traffic)
+        self.participations[report.cohort] += 1
         since, self.now = self.now, arrivals.clock
         if experiment.selection.adaptive:
             clients = np.array([*report.local_losses], dtype=np.int64)
             self.losses[clients], self.last[clients] = [*report.local_losses.values()], server.round - 1
-        record, tables = self._recorded(report, arrivals)
+        record, tables = self._mixing_record(report, arrivals)
         if experiment.evaluation.due(server.round, since, self.now) or server.round == experiment.rounds:
             table = None
             if "clients" in experiment.evaluation.what:  # by clients that alone hold their data
                 down = replace(server.broadcast(self.plan), theta=server.theta)
                 table = self.engine.evaluate(down, np.arange(self.plan.population.clients))
             server = state.server
-            measured, clients = self.evaluator.measure(server, state.store, state.client_models, state.averaged, table)
-            record |= measured
+            metrics, clients = self.evaluator.measure(server, state.store, state.client_models, state.average, table)
+            record |= metrics
             if report.states:
                 check_measured(experiment.evaluation, [*self.history, record])
             if self.goal is not None:
@@ -377,26 +379,26 @@ class FederatedTask(TrainerTask):
             if clients is not None:
                 tables["clients"] = clients
         if self.accountant is not None:
-            record["privacy/epsilon"] = privacy.recorded(self.accountant.epsilon(server.round + self.repeated))
+            record["privacy/epsilon"] = privacy.record_value(self.accountant.epsilon(server.round + self.repeated))
         if self.examples is not None:
-            epsilon = self.examples.epsilon(int(self.took_part.max()) + self.repeated)
-            record["privacy/example_epsilon"] = privacy.recorded(epsilon)
+            epsilon = self.examples.epsilon(int(self.participations.max()) + self.repeated)
+            record["privacy/example_epsilon"] = privacy.record_value(epsilon)
         return record | {
-            "comm/down_params": here.down_params,
-            "comm/up_params": here.up_params,
-            "comm/params": self.sent.down_params + self.sent.up_params,
-            "comm/bytes": self.sent.bytes,
+            "comm/down_params": traffic.down_params,
+            "comm/up_params": traffic.up_params,
+            "comm/params": self.traffic.down_params + self.traffic.up_params,
+            "comm/bytes": self.traffic.bytes,
             "cohort": len(report.cohort),
             "failures": len(report.failures),
-            **(self._timed(arrivals) if experiment.devices is not None else {}),
+            **(self._time_record(arrivals) if experiment.devices is not None else {}),
         }, tables
 
-    def _timed(self, arrivals: Arrivals) -> Record:
-        """The record of a step's time: the clock, and what late work has cost."""
-        spent = arrivals.end - arrivals.begin
-        record: Record = {"clock": arrivals.clock, "time/work": float(spent.sum())}
+    def _time_record(self, arrivals: Arrivals) -> Record:
+        """The record of a step's time: the clock, and the cost of late work."""
+        durations = arrivals.end - arrivals.begin
+        record: Record = {"clock": arrivals.clock, "time/work": float(durations.sum())}
         if arrivals.late.any():
-            record |= {"late": int(arrivals.late.sum()), "time/wasted": float(spent[arrivals.late].sum())}
+            record |= {"late": int(arrivals.late.sum()), "time/wasted": float(durations[arrivals.late].sum())}
         if self.experiment.schedule.stale:
             lag = self.round - 1 - arrivals.versions
             record |= {
@@ -406,7 +408,7 @@ class FederatedTask(TrainerTask):
             }
         return record
 
-    def _recorded(self, report: Report, arrivals: Arrivals) -> tuple[Record, dict[str, Columns]]:
+    def _mixing_record(self, report: Report, arrivals: Arrivals) -> tuple[Record, dict[str, Columns]]:
         """The record of a round's mixing: numbers, and a row for each client of the cohort."""
         experiment = self.experiment
         record: Record = {"round": self.round, "train/loss": report.train_loss}
@@ -415,12 +417,12 @@ class FederatedTask(TrainerTask):
             rows["model"] = report.models
             report = replace(report, p=report.p / max(len(np.unique(report.models[report.p > 0])), 1))
         held_out = experiment.method.needs("validation")
-        known: dict[str, tuple[str, np.ndarray | None]] = {}
+        columns: dict[str, tuple[str, np.ndarray | None]] = {}
         if "received" in experiment.evaluation.what or (experiment.method.needs("losses") and not held_out):
-            known["loss"] = "objective", report.training_losses
+            columns["loss"] = "objective", report.training_losses
         if held_out:
-            known["held_out_loss"] = "held_out_objective", report.losses
-        for column, (name, losses) in known.items():
+            columns["held_out_loss"] = "held_out_objective", report.losses
+        for column, (name, losses) in columns.items():
             rows[column] = np.full(len(report.cohort), np.nan) if losses is None else losses
             if losses is not None:
                 record[f"mixing/{name}"] = report.objective(losses)
@@ -434,19 +436,21 @@ class FederatedTask(TrainerTask):
         return record, {"mixing": rows}
 
     def snapshot(self) -> Checkpoint:
-        facts = {"traffic": asdict(self.sent), "lost": self.lost, "clock": self.now}
+        facts = {"traffic": asdict(self.traffic), "lost": self.lost, "clock": self.now}
         past = {"losses": self.losses, "last": self.last} if self.experiment.selection.adaptive else {}
-        return self.state.checkpoint(facts, self.failures, {name: torch.from_numpy(own) for name, own in past.items()})
+        return self.state.checkpoint(
+            facts, self.failures, {name: torch.from_numpy(values) for name, values in past.items()}
+        )
 
     def restore(self, checkpoint: Checkpoint) -> None:
         assert self.out is not None
-        self.state = self.state.restored(checkpoint, self.out)
+        self.state = self.state.from_checkpoint(checkpoint, self.out)
         self.round = checkpoint.round
         self.now = float(checkpoint.facts["clock"])
-        self.sent, self.lost = Traffic(**checkpoint.facts["traffic"]), checkpoint.facts["lost"]
-        if not all(isinstance(count, int) for count in vars(self.sent).values()):
+        self.traffic, self.lost = Traffic(**checkpoint.facts["traffic"]), checkpoint.facts["lost"]
+        if not all(isinstance(count, int) for count in vars(self.traffic).values()):
             raise ValueError("its traffic is not counted in whole numbers")
-        self.failures = unpacked(checkpoint.facts["failures"], checkpoint.tensors.get("failures"))
+        self.failures = unpack(checkpoint.facts["failures"], checkpoint.tensors.get("failures"))
         if self.experiment.selection.adaptive:
             past = checkpoint.tensors["past"]
             self.losses, self.last = past["losses"].numpy(), past["last"].numpy()
@@ -456,7 +460,7 @@ class FederatedTask(TrainerTask):
     def _count(self) -> None:
         """Count the rounds of each client, from the timeline."""
         for number in range(self.round):
-            self.took_part[self.timeline.step(number).clients] += 1
+            self.participations[self.timeline.step(number).clients] += 1
 
     def collect_garbage(self, folder: Path) -> None:
         last = self.state.last
@@ -471,65 +475,65 @@ class FederatedTask(TrainerTask):
             about["privacy"] = {"neighbours": self.accountant.neighbours, **asdict(self.accountant)}
         if self.examples is not None:
             about["example_privacy"] = {"neighbours": self.examples.neighbours, **asdict(self.examples)}
-        tested = int(np.count_nonzero(self.evaluator.federation.held_out.index.sizes))
-        said = warnings(self.history, self.failures, self.experiment, tested)
+        test_clients = int(np.count_nonzero(self.evaluator.federation.held_out.index.sizes))
+        sentences = warnings(self.history, self.failures, self.experiment, test_clients)
         if status is Status.STOPPED and (method := self.experiment.method).needs("last"):
-            said.append(f"{method.who_needs('last')} acts in the last round, which the run did not reach.")
-        return about | {"warnings": said}
+            sentences.append(f"{method.who_needs('last')} acts in the last round, which the run did not reach.")
+        return about | {"warnings": sentences}
 
     def prepare(self, directory: RunDirectory) -> None:
         if labels := partition_table(self.experiment.federation):
             table = Table(directory.path / "partition.parquet")
             table.add(0, labels)
             table.write()
-        if sum(len(links.sources) for links in self.known) <= ENTRIES:
+        if sum(len(links.sources) for links in self.matrices) <= ENTRIES:
             table = Table(directory.path / "topology.parquet")
-            for number, links in enumerate(self.known, start=1):
+            for number, links in enumerate(self.matrices, start=1):
                 owners = np.repeat(links.rows, np.diff(links.starts))
                 table.add(number, {"model": owners, "source": links.sources, "weight": links.weights})
             table.write()
 
     def write(self, directory: RunDirectory, status: Status) -> None:
-        server, averaged, live = self.state.server, self.state.averaged, self.evaluator.live
-        models = {"model": server} | ({} if averaged is None else {"model_average": averaged.server(server)})
+        server, average, live = self.state.server, self.state.average, self.evaluator.live
+        models = {"model": server} | ({} if average is None else {"model_average": average.server(server)})
         best = self.best_round()
         if best is not None and (place := checkpoints.of_round(directory.checkpoints, best)).is_dir():
             stored = checkpoints.load(place).tensors["server"]
             models["model_best"] = replace(server, theta=stored["shared"], buffers=stored["buffers"])
-        for name, one in models.items():
-            self.evaluator.load(one.theta, one.buffers)
-            named = self.plan.layout.named(live.theta, live.buffers)
-            atomic.write_whole(directory.path / f"{name}.safetensors", as_model_file(named))
+        for name, source in models.items():
+            self.evaluator.load(source.theta, source.buffers)
+            tensors = self.plan.layout.named(live.theta, live.buffers)
+            atomic.write_whole(directory.path / f"{name}.safetensors", as_model_file(tensors))
 
     def result(self, summary: dict[str, Any]) -> RunResult:
         """The result of the run, with the final server model."""
-        model, trained = self._loaded(self.state.server), self.trained(self.history, summary)
+        model, trained = self._load(self.state.server), self.trained(self.history, summary)
         return RunResult(self.history, summary, model, self.state, trained, self.failures)
 
     def trained(self, history: Sequence[Record], summary: Mapping[str, Any]) -> TrainedRun:
         """The models of the run as they are deployed."""
         return TrainedRun(self.evaluator, self.state, history, summary, self.out, self.traits.states == "clients")
 
-    def _loaded(self, server: Server) -> nn.Module:
+    def _load(self, server: Server) -> nn.Module:
         """The server's model, in the module that holds one model at a time."""
         self.evaluator.load(server.theta, server.buffers)
         return self.evaluator.live.module
 
     def _cohort(self, round: int, count: int) -> np.ndarray:
         """S_t, sorted client numbers, int64 [|S|]; ``count`` of them with fixed sampling."""
-        experiment, seen = self.experiment, self.federation.seen
+        experiment, participants = self.experiment, self.federation.seen
         if experiment.selection != Uniform():
-            sizes, clock = self.plan.population.sizes[:seen], self.clock
-            seconds = np.zeros(seen) if clock is None else clock.expected()
+            sizes, clock = self.plan.population.sizes[:participants], self.clock
+            seconds = np.zeros(participants) if clock is None else clock.expected()
             past = Past(round, count, sizes, self.losses, self.last, seconds, self.cohort_seed)
-            self.chosen = round, experiment.selection.draw(past)
-            return self.chosen[1].clients
+            self.last_selection = round, experiment.selection.draw(past)
+            return self.last_selection[1].clients
         if experiment.method.pooled:
-            return draw_cohort(seen, seen, experiment.seed, round)
+            return draw_cohort(participants, participants, experiment.seed, round)
         present, probability = experiment.present(round), None
         if experiment.sampling == "bernoulli":
-            probability = experiment.cohort / seen if experiment.cohort else experiment.participation
-        if len(present) < seen:
+            probability = experiment.cohort / participants if experiment.cohort else experiment.participation
+        if len(present) < participants:
             count = min(experiment.cohort or cohort_size(len(present), experiment.participation), len(present))
         return present[draw_cohort(len(present), count, self.cohort_seed, round, probability=probability)]
 
@@ -542,10 +546,10 @@ class FederatedTask(TrainerTask):
     @cached_property
     def timeline(self) -> Timeline:
         """The server steps of the run."""
-        experiment, seen, clock = self.experiment, self.federation.seen, self.clock
+        experiment, participants, clock = self.experiment, self.federation.seen, self.clock
         world = World(
-            seen,
-            seen if experiment.method.pooled else experiment.cohort_size,
+            participants,
+            participants if experiment.method.pooled else experiment.cohort_size,
             self._cohort,
             (lambda clients, version: np.zeros(len(clients))) if clock is None else clock.seconds,
             self.cohort_seed,
@@ -558,41 +562,45 @@ class FederatedTask(TrainerTask):
         """The whole run on the clock; None without devices, or where invitations depend on training."""
         if self.clock is None or self.experiment.selection.adaptive:
             return None
-        each = self.state.server.broadcast(self.plan).nbytes
-        return Outlook.of(self.timeline, self.experiment.rounds, each)
+        version_bytes = self.state.server.broadcast(self.plan).nbytes
+        return Outlook.of(self.timeline, self.experiment.rounds, version_bytes)
 
     def _warn_of_staleness(self) -> None:
-        """Warn of steps too large for few clients of many at work, and of versions that fill the memory."""
+        """Warn of steps that are too large for the few clients of each, and of versions that fill the memory."""
         experiment, size = self.experiment, self.experiment.cohort_size
         schedule, drift = experiment.schedule, experiment.method.drift
         if not schedule.stale:
             return
-        few = schedule.members(size)
+        members = schedule.members(size)
         sums = all(overrides(drift, hook) for hook in ("init_client", "grad", "correct"))
         rate = getattr(experiment.method.server, "lr", 1.0)
-        if few is not None and 4 * few < size and sums and rate > 2 * few / size:
+        if members is not None and 4 * members < size and sums and rate > 2 * members / size:
             self.warnings.append(
-                f"drift {label(drift)!r} sums what clients send, and a step has {few} of the {size} clients at work; "
-                f"unless the server's rate is about {few}/{size}, the model may cycle: method.server=sgd "
-                f"method.server.lr={few / size:.2g}."
+                f"drift {label(drift)!r} sums what clients send, and a step has {members} of the {size} clients at "
+                f"work; unless the server's rate is about {members}/{size}, the model may cycle: method.server=sgd "
+                f"method.server.lr={members / size:.2g}."
             )
-        each = self.state.server.broadcast(self.plan).nbytes
-        if size * each > LIMIT and (known := self.outlook()) is not None and known.versions * each > LIMIT:
+        version_bytes = self.state.server.broadcast(self.plan).nbytes
+        if (
+            size * version_bytes > LIMIT
+            and (outlook := self.outlook()) is not None
+            and outlook.versions * version_bytes > LIMIT
+        ):
             self.warnings.append(
-                f"up to {known.versions} versions of the model are kept at a time, {known.versions * each / 1e9:.1f} "
-                "GB; fewer clients at work need fewer."
+                f"up to {outlook.versions} versions of the model are kept at a time, "
+                f"{outlook.versions * version_bytes / 1e9:.1f} GB; fewer clients at work need fewer."
             )
 
     def _arrivals(self, number: int) -> Arrivals:
         """A server step, with the probabilities of its clients where they are known."""
-        experiment, seen = self.experiment, self.federation.seen
+        experiment, participants = self.experiment, self.federation.seen
         arrivals = self.timeline.step(number)
         if not experiment.has_probabilities:
             return arrivals
-        if self.chosen is not None and self.chosen[0] == number:
-            pi = self.chosen[1].probabilities
+        if self.last_selection is not None and self.last_selection[0] == number:
+            pi = self.last_selection[1].probabilities
         else:
-            pi = np.full(len(arrivals.clients), (experiment.expected_cohort or experiment.cohort_size) / seen)
+            pi = np.full(len(arrivals.clients), (experiment.expected_cohort or experiment.cohort_size) / participants)
         pi = pi * (1 - experiment.drop_rate) * (1.0 if arrivals.punctual is None else arrivals.punctual)
         return replace(arrivals, included=pi)
 
@@ -604,7 +612,7 @@ class FederatedTask(TrainerTask):
         if report.states:
             self.lost = 0
             return
-        errors = [one for one in report.failures if one.kind is not FailureKind.DIVERGED]
+        errors = [failure for failure in report.failures if failure.kind is not FailureKind.DIVERGED]
         self.lost += len(errors)
         if errors and len(errors) == len(report.failures) and self.lost >= self.experiment.cohort_size:
             raise ClientError(
@@ -619,7 +627,7 @@ class FederatedTask(TrainerTask):
 
     def _reach(self) -> int:
         """The largest number of clients that can participate in the whole run."""
-        experiment, seen = self.experiment, self.federation.seen
+        experiment, participants = self.experiment, self.federation.seen
         if experiment.method.pooled:
-            return seen
-        return min(seen, experiment.rounds * experiment.cohort_size)
+            return participants
+        return min(participants, experiment.rounds * experiment.cohort_size)

@@ -50,7 +50,11 @@ def describe(experiment: Experiment, plan: ClientPlan) -> dict[str, Any]:
     return {
         "method": {"name": method.name, "pooled": method.pooled, **parts},
         "local": _local(experiment.local),
-        **({"client_local": own} if (own := {str(k): _local(v) for k, v in experiment.own_local.items()}) else {}),
+        **(
+            {"client_local": client_settings}
+            if (client_settings := {str(k): _local(v) for k, v in experiment.own_local.items()})
+            else {}
+        ),
         **({"presence": to_plain(experiment.spans)} if experiment.presence else {}),
         **({"networks": [*networks]} if networks else {}),
         **({"edges": identity.of_file(edges) if isinstance(edges, Path) else repr(edges)} if edges else {}),
@@ -63,7 +67,7 @@ def describe(experiment: Experiment, plan: ClientPlan) -> dict[str, Any]:
         "federation": {
             "clients": len(federation),
             "samples": len(arrays),
-            "digest": _digest(index.rows, index.offsets, *targets, *names, *_sampled(arrays.x)),
+            "digest": _digest(index.rows, index.offsets, *targets, *names, *_sample(arrays.x)),
             **({"collate": identity.of_function(arrays.x.collate)} if isinstance(arrays.x, Samples) else {}),
             **({"unseen": federation.unseen} if federation.unseen else {}),
         },
@@ -91,14 +95,14 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
     >>> differences({"a": {"b": 1}, "c": 2}, {"a": {"b": 3}, "c": 2})
     ['a.b: 1 → 3']
     """
-    found = []
+    changes = []
     for key in [*old, *(key for key in new if key not in old)]:
         a, b = old.get(key), new.get(key)
         if isinstance(a, Mapping) and isinstance(b, Mapping):
-            found += differences(a, b, f"{prefix}{key}.")
+            changes += differences(a, b, f"{prefix}{key}.")
         elif a != b:
-            found.append(f"{prefix}{key}: {a} → {b}")
-    return found
+            changes.append(f"{prefix}{key}: {a} → {b}")
+    return changes
 
 
 def of_other_models(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -110,7 +114,10 @@ def of_other_models(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]
     >>> of_other_models({"seed": 0, "compute": "live"}, {"seed": 1, "compute": "batched"})
     ['seed: 0 → 1']
     """
-    left, right = ({k: _without_code(value) for k, value in one.items() if k not in ABOUT_WORK} for one in (old, new))
+    left, right = (
+        {k: _without_code(value) for k, value in description.items() if k not in ABOUT_WORK}
+        for description in (old, new)
+    )
     return differences(left, right)
 
 
@@ -150,8 +157,8 @@ def _lasting(value: Any) -> Any:
     """Plain data without empty entries, values that depend on the seed, and non-settings; other objects as text."""
     if isinstance(value, Mapping):
         unsaid = ("licence", "citation", "seed", "wrong")
-        kept = {str(key): _lasting(entry) for key, entry in value.items() if key not in unsaid}
-        return {key: entry for key, entry in kept.items() if entry not in (None, {})}
+        entries = {str(key): _lasting(entry) for key, entry in value.items() if key not in unsaid}
+        return {key: entry for key, entry in entries.items() if entry not in (None, {})}
     if isinstance(value, list | tuple):
         return [_lasting(entry) for entry in value]
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
@@ -187,7 +194,7 @@ def _beside(experiment: Experiment, plan: ClientPlan) -> dict[str, Any]:
     return inputs
 
 
-def _sampled(x: Tensor | Samples) -> list[np.ndarray]:
+def _sample(x: Tensor | Samples) -> list[np.ndarray]:
     """Some of the inputs, of samples for collate with their targets, as bytes."""
     return [raw(t) for t in (x.leaves(READ) if isinstance(x, Samples) else [x[:: max(len(x) // SAMPLED, 1)]])]
 

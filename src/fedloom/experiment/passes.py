@@ -58,29 +58,29 @@ class LoadedModel:
 
         ``shared`` [P] and ``buffers`` are what it received.
         """
-        split, own = self.plan.layout.shared_size, self.plan.layout.shared_buffers
+        split, shared_buffers = self.plan.layout.shared_size, self.plan.layout.shared_buffers
         self.live.theta[:split].copy_(shared)
-        self.live.buffers[:own].copy_(buffers)
-        at, places = self.own
-        self.fill(Weights(shared, buffers), state, use, self.live.theta[at:], self.live.buffers[places:])
+        self.live.buffers[:shared_buffers].copy_(buffers)
+        at, buffer_at = self.own_offsets
+        self.fill(Weights(shared, buffers), state, use, self.live.theta[at:], self.live.buffers[buffer_at:])
 
     def fill(
-        self, shared: Weights, state: State | None, use: Use, theta: Tensor, buffers: Tensor, whole: bool = False
+        self, shared: Weights, state: State | None, use: Use, theta: Tensor, buffers: Tensor, all_values: bool = False
     ) -> None:
-        """Write a client's own values of the model that it uses, those from the offsets ``own`` on, or all of them."""
+        """Write a client's own values of the model that it uses, from ``own_offsets`` on; with ``all_values``, all."""
         plan = self.plan
-        if whole and not plan.method.keeps_own:
-            split, own = plan.layout.shared_size, plan.layout.shared_buffers
+        if all_values and not plan.method.keeps_own:
+            split, shared_buffers = plan.layout.shared_size, plan.layout.shared_buffers
             theta[:split].copy_(shared.theta)
-            buffers[:own].copy_(shared.buffers)
-            theta, buffers = theta[split:], buffers[own:]
+            buffers[:shared_buffers].copy_(shared.buffers)
+            theta, buffers = theta[split:], buffers[shared_buffers:]
         first = Weights(plan.theta0[plan.layout.shared_size :], plan.buffers0[plan.layout.shared_buffers :])
         first = shared if plan.method.keeps_own else first
         with as_config_error(f"personal {label(plan.method.personal)!r} makes no model of a client's state:"):
             plan.method.personal.fill(use, shared, first, own_values(state), Weights(theta, buffers))
 
     @property
-    def own(self) -> tuple[int, int]:
+    def own_offsets(self) -> tuple[int, int]:
         """The offsets at which a client's own parameters and buffers start."""
         layout = self.plan.layout
         return (0, 0) if self.plan.method.keeps_own else (layout.shared_size, layout.shared_buffers)
@@ -91,39 +91,39 @@ class LoadedModel:
         ``labels`` overrides the arrays' targets where clients relabel classes.
         """
         at = torch.arange(len(arrays)) if rows is None else torch.from_numpy(rows)
-        found = []
+        predictions = []
         device, size = self.live.theta.device, self.measurement.batch_size
         with torch.inference_mode():
             for number, part in enumerate(at.split(size)):
                 x, y = arrays.batch(part)
                 y = y if labels is None else labels[number * size : number * size + len(part)]
                 out = self.live.module(moved(x, device))
-                found.append(self.measurement.predictions(out, moved(y, device)))
-        return Predictions.concatenate(found)
+                predictions.append(self.measurement.predictions(out, moved(y, device)))
+        return Predictions.concatenate(predictions)
 
     def on(
         self, name: str, arrays: Arrays, rows: np.ndarray | None = None, labels: Tensor | None = None
     ) -> dict[str, Any]:
         """Loss and metrics of the loaded model as ``<name>/loss``, ``<name>/accuracy`` and so on.
 
-        Where the objective has no loss outside training it is ``<name>/cross_entropy`` (``Measurement.loss_name``).
-
-        With the metric ``ece`` also its bins, ``<name>/reliability``: rows (fraction, confidence, accuracy).
+        If the objective has no loss outside training, ``<name>/cross_entropy`` takes the place of the loss
+        (``Measurement.loss_name``). With the metric ``ece``, its bins are added as ``<name>/reliability``: rows
+        (fraction, confidence, accuracy).
         """
-        found = self.scores(arrays, rows, labels)
-        record: dict[str, Any] = {f"{name}/{self.measurement.loss_name}": found.value("loss")}
-        record |= {f"{name}/{metric}": found.value(metric) for metric in self.measurement.metrics}
+        predictions = self.scores(arrays, rows, labels)
+        record: dict[str, Any] = {f"{name}/{self.measurement.loss_name}": predictions.value("loss")}
+        record |= {f"{name}/{metric}": predictions.value(metric) for metric in self.measurement.metrics}
         if f"{name}/ece" in record:  # its bins, for the page; empty ones as zeros
-            record[f"{name}/{RELIABILITY}"] = np.nan_to_num(reliability(*found.views["confidence"])).tolist()
+            record[f"{name}/{RELIABILITY}"] = np.nan_to_num(reliability(*predictions.views["confidence"])).tolist()
         return record
 
-    def by_client(self, found: Predictions, offsets: np.ndarray) -> Values:
+    def by_client(self, predictions: Predictions, offsets: np.ndarray) -> Values:
         """Metrics and loss of each client [K], and with ``ece`` sums in bins of confidence, ``reliability`` [K, 15, 3].
 
         Client k has the samples ``offsets[k]:offsets[k + 1]``.
         """
-        values = {name: found.by_group(name, offsets) for name in (*self.settings.metrics, "loss")}
-        return values | ({RELIABILITY: found.bins(offsets)} if "ece" in self.settings.metrics else {})
+        values = {name: predictions.by_group(name, offsets) for name in (*self.settings.metrics, "loss")}
+        return values | ({RELIABILITY: predictions.bins(offsets)} if "ece" in self.settings.metrics else {})
 
 
 def labels_of(split: Split, clients: np.ndarray) -> Tensor | None:
@@ -147,16 +147,16 @@ def stackable(loaded: LoadedModel) -> bool:
     return rows and masked and all(getattr(module, "stackable", True) for module in loaded.live.module.modules())
 
 
-def pays(loaded: LoadedModel, samples: np.ndarray, own: int) -> np.ndarray:
-    """Whether stacking pays, bool [K], given the clients' sample counts [K] and the bytes of their own parameters."""
-    light = loaded.live.theta.is_cuda or own <= LIGHT
+def stacking_pays(loaded: LoadedModel, samples: np.ndarray, size: int) -> np.ndarray:
+    """Whether stacking pays, bool [K], by the clients' sample counts [K] and the bytes of their own parameters."""
+    light = loaded.live.theta.is_cuda or size <= LIGHT
     return (samples <= (np.inf if loaded.live.theta.is_cuda else SMALL)) & light & stackable(loaded)
 
 
-def padded(rows: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
+def pad_rows(rows: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
     """Row numbers int64 [C, n], padded with each client's first, and the mask of real ones, bool [C, n].
 
-    >>> at, real = padded([np.array([4]), np.array([7, 8])])
+    >>> at, real = pad_rows([np.array([4]), np.array([7, 8])])
     >>> at.tolist(), real.tolist()
     ([[4, 4], [7, 8]], [[True, False], [True, True]])
     """
@@ -181,8 +181,8 @@ def groups(sizes: Sequence[int], together: Sequence[bool], limit: int, models: i
             start = end
 
 
-def through(
-    loaded: LoadedModel, split: Split, clients: np.ndarray, fill: Fill, own: tuple[int, int], count: int = 1,
+def client_predictions(
+    loaded: LoadedModel, split: Split, clients: np.ndarray, fill: Fill, offsets: tuple[int, int], count: int = 1,
     support: Split | None = None,
 ) -> list[Predictions]:  # fmt: skip
     """Predictions of every client's models 0 .. count - 1 on its samples of the split.
@@ -192,7 +192,7 @@ def through(
         split: the samples.
         clients: the clients, each with at least one sample, int64 [K].
         fill: writes what is a client's own.
-        own: the offsets at which a client's own parameters and buffers start.
+        offsets: the offsets at which a client's own parameters and buffers start.
         count: number of models per client.
         support: adapt each client's model to its samples of this split first (requires ``count=1``).
 
@@ -203,31 +203,37 @@ def through(
     if support is not None:
         sizes, limit = sizes + support.index.sizes[clients], min(limit, adapting.PIECE)
     live = loaded.live
-    vector = (len(live.theta) - own[0]) * live.theta.element_size()
-    together = (pays(loaded, sizes, vector) & (sizes <= limit)).tolist()
+    vector = (len(live.theta) - offsets[0]) * live.theta.element_size()
+    together = (stacking_pays(loaded, sizes, vector) & (sizes <= limit)).tolist()
 
     def outputs() -> Iterator[tuple[Any, Any]]:
         for group in groups(sizes.tolist(), together, limit, VECTORS // max(1, count * vector)):
             members = [int(client) for client in clients[group]]
             if together[group.start]:
                 try:
-                    yield _stacked(loaded, split, members, fill, own, count, support)
+                    yield _stacked_outputs(loaded, split, members, fill, offsets, count, support)
                     continue
                 except RuntimeError:  # vmap does not support the model; any other error is raised again below
                     together[group.stop :] = [False] * (len(together) - group.stop)
             for client in members:
-                yield from _alone(loaded, split, client, fill, own, count, support)
+                yield from _client_outputs(loaded, split, client, fill, offsets, count, support)
 
     with torch.inference_mode() if support is None else torch.no_grad():
-        return _measured(loaded, count, outputs())
+        return _predictions(loaded, count, outputs())
 
 
-def _alone(
-    loaded: LoadedModel, split: Split, client: int, fill: Fill, own: tuple[int, int], count: int, support: Split | None
+def _client_outputs(
+    loaded: LoadedModel,
+    split: Split,
+    client: int,
+    fill: Fill,
+    offsets: tuple[int, int],
+    count: int,
+    support: Split | None,
 ) -> Iterator[tuple[Any, Any]]:
     """Logits [count, N, ...] and targets [N] of one client's samples, in batches; of structures, one by one."""
     live, plan = loaded.live, loaded.plan
-    rows, place = torch.from_numpy(split.index[client]), (live.theta[own[0] :], live.buffers[own[1] :])
+    rows, place = torch.from_numpy(split.index[client]), (live.theta[offsets[0] :], live.buffers[offsets[1] :])
     if count == 1:
         fill(client, 0, *place)
     if support is not None:
@@ -246,75 +252,75 @@ def _alone(
         yield out if loaded.measurement.targets == STRUCTURES else torch.stack(out), y
 
 
-def _gathered(split: Split, members: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+def _gather(split: Split, members: list[int]) -> tuple[Tensor, Tensor, Tensor]:
     """Inputs [C, n, ...] and targets [C, n] of clients, padded to one length, and the mask bool [C, n] of real ones."""
-    at, real = padded([split.index[client] for client in members])
+    at, real = pad_rows([split.index[client] for client in members])
     owners = torch.tensor(members, device=split.arrays.y.device).repeat_interleave(at.shape[1])
     flat = at.reshape(-1)
     return split.arrays.x[flat].unflatten(0, at.shape), split.labels(flat, owners).unflatten(0, at.shape), real
 
 
-def _stacked(
-    loaded: LoadedModel, split: Split, members: list[int], fill: Fill, own: tuple[int, int], count: int,
+def _stacked_outputs(
+    loaded: LoadedModel, split: Split, members: list[int], fill: Fill, offsets: tuple[int, int], count: int,
     support: Split | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Logits [count, N, ...] and targets [N] of several clients' samples, concatenated, from one pass."""
     live, plan, layout = loaded.live, loaded.plan, loaded.plan.layout
-    theta = live.theta.new_empty(len(members), count, len(live.theta) - own[0])
-    buffers = live.buffers.new_empty(len(members), count, len(live.buffers) - own[1])
+    theta = live.theta.new_empty(len(members), count, len(live.theta) - offsets[0])
+    buffers = live.buffers.new_empty(len(members), count, len(live.buffers) - offsets[1])
     for row, client in enumerate(members):
         for number in range(count):
             fill(client, number, theta[row, number], buffers[row, number])
-    x, y, real = _gathered(split, members)
-    same, device = layout.named(live.theta, live.buffers), live.theta.device
+    x, y, real = _gather(split, members)
+    common, device = layout.named(live.theta, live.buffers), live.theta.device
 
-    def adapted(theta: Tensor, buffers: Tensor, x: Tensor, sx: Tensor, sy: Tensor, mask: Tensor) -> Tensor:
-        whole = torch.cat([live.theta[: own[0]], theta]) if len(theta) else live.theta
-        kept = torch.cat([live.buffers[: own[1]], buffers]) if len(buffers) else live.buffers
-        return adapting.deployed_model(plan, loaded.net, whole, kept, Batch(sx, sy, mask))(x)
+    def adapted_logits(theta: Tensor, buffers: Tensor, x: Tensor, sx: Tensor, sy: Tensor, mask: Tensor) -> Tensor:
+        full_theta = torch.cat([live.theta[: offsets[0]], theta]) if len(theta) else live.theta
+        full_buffers = torch.cat([live.buffers[: offsets[1]], buffers]) if len(buffers) else live.buffers
+        return adapting.deployed_model(plan, loaded.net, full_theta, full_buffers, Batch(sx, sy, mask))(x)
 
     def logits(theta: Tensor, buffers: Tensor, x: Tensor) -> Tensor:
-        mine = _named(layout.parameters, theta, own[0]) | _named(layout.buffers, buffers, own[1])
-        return call(live.module, same | mine, (x,))
+        own_tensors = _views(layout.parameters, theta, offsets[0]) | _views(layout.buffers, buffers, offsets[1])
+        return call(live.module, common | own_tensors, (x,))
 
     if support is None:
         out = vmap(vmap(logits, in_dims=(0, 0, None)))(theta, buffers, x.to(device))  # [C, count, n, ...]
     else:
-        sx, sy, mask = _gathered(support, members)
+        sx, sy, mask = _gather(support, members)
         batch = sx.to(device), sy.to(device), mask.to(device, theta.dtype)
-        out = vmap(adapted)(theta[:, 0], buffers[:, 0], x.to(device), *batch)[:, None]
+        out = vmap(adapted_logits)(theta[:, 0], buffers[:, 0], x.to(device), *batch)[:, None]
     return out.movedim(1, 0)[:, real.to(device)], y[real.to(y.device)]
 
 
-def _named(leaves: Sequence[Leaf], vector: Tensor, start: int) -> dict[str, Tensor]:
+def _views(leaves: Sequence[Leaf], vector: Tensor, start: int) -> dict[str, Tensor]:
     """Views of the trailing leaves in a vector that starts at offset ``start``."""
-    found, at = {}, -start
+    views, at = {}, -start
     for leaf in leaves:
         if at >= 0:
-            found[leaf.name] = leaf.view(vector[at : at + leaf.size])
+            views[leaf.name] = leaf.view(vector[at : at + leaf.size])
         at += leaf.size
-    return found
+    return views
 
 
-def _measured(loaded: LoadedModel, count: int, outputs: Iterable[tuple[Any, Any]]) -> list[Predictions]:
+def _predictions(loaded: LoadedModel, count: int, outputs: Iterable[tuple[Any, Any]]) -> list[Predictions]:
     """The predictions of each model number, from outputs [count, N, ...] and targets [N, ...], about a batch at a time.
 
-    Of structures each is one sample's.
+    If targets are structures, each output is that of one sample.
     """
     measurement, parts, waiting = loaded.measurement, list[list[Predictions]](), list[tuple[Tensor, Tensor]]()
 
-    def reduced() -> list[Predictions]:
+    def flush() -> list[Predictions]:
         out, y = torch.cat([out for out, _ in waiting], 1), torch.cat([y for _, y in waiting])
         waiting.clear()
         return measurement.predictions(out.flatten(0, 1), y.expand(count, *y.shape).flatten(0, 1)).split(count)
 
     for out, y in outputs:
         if measurement.targets == STRUCTURES:
-            parts.append([measurement.predictions(one, y) for one in out])
+            parts.append([measurement.predictions(output, y) for output in out])
             continue
         waiting.append((out, y.to(out.device)))
         if count * sum(len(y) for _, y in waiting) >= loaded.settings.batch_size:
-            parts.append(reduced())
+            parts.append(flush())
     if waiting:
-        parts.append(reduced())
+        parts.append(flush())
     return [Predictions.concatenate(part) for part in zip(*parts, strict=True)]

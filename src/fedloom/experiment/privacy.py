@@ -63,31 +63,31 @@ class Accountant:
         return "one client more or less" if self.kind == "poisson" else "one client's data replaced"
 
     @lru_cache(maxsize=10_000)  # noqa: B019 - it may take a second, and the runs of a sweep share it
-    def epsilon(self, rounds: int, asked: float = 0.0) -> float:
-        """ε after the given number of rounds and ``asked`` additional sums over all clients.
+    def epsilon(self, rounds: int, sums: float = 0.0) -> float:
+        """ε after the given number of rounds and ``sums`` additional sums over all clients.
 
         Sums with other noise z' count (z/z')² times: together they are one Gaussian mechanism.
         """
         if self.kind == "poisson":
-            return self._poisson(rounds, asked)
+            return self._poisson(rounds, sums)
         dp: Any = import_module("dp_accounting")
         if self.kind == "local" or self.cohort == self.clients:
-            return float(dp.get_epsilon_gaussian(self.noise / (2 * sqrt(rounds + asked)), self.delta))
+            return float(dp.get_epsilon_gaussian(self.noise / (2 * sqrt(rounds + sums)), self.delta))
         accountant = dp.rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
         gaussian = dp.GaussianDpEvent(self.noise / 2)
         accountant.compose(dp.SampledWithoutReplacementDpEvent(self.clients, int(self.cohort), gaussian), rounds)
-        if asked:
-            accountant.compose(dp.GaussianDpEvent(self.noise / (2 * sqrt(asked))))
+        if sums:
+            accountant.compose(dp.GaussianDpEvent(self.noise / (2 * sqrt(sums))))
         return float(accountant.get_epsilon(self.delta))
 
-    def _poisson(self, rounds: int, asked: float) -> float:
+    def _poisson(self, rounds: int, sums: float) -> float:
         """ε if empty cohorts are redrawn: each round is within (1-q)^(K-1) of a Poisson sample in total variation.
 
         That is the bound for K - 1 clients, the smaller of two neighbours. It costs (1 + e^ε) T (1-q)^(K-1) of δ.
         """
         composed = self._one_round.self_compose(rounds)
-        if asked:
-            composed = composed.compose(gaussian(self.noise / sqrt(asked)))
+        if sums:
+            composed = composed.compose(gaussian(self.noise / sqrt(sums)))
         redrawn = rounds * (1 - self.cohort / self.clients) ** (self.clients - 1)
         epsilon = composed.get_epsilon_for_delta(self.delta)
         for _ in range(100):
@@ -157,19 +157,19 @@ class ExampleAccountant:
 
 def total_epsilon(rounds: Mapping[ExampleAccountant, int], delta: float) -> float:
     """ε of one sample after a number of rounds of each of several accountants, which have the same mini-batches."""
-    taken = {mechanism: mechanism.times * number for mechanism, number in rounds.items() if number}
-    if not taken:
+    counts = {mechanism: mechanism.times * number for mechanism, number in rounds.items() if number}
+    if not counts:
         return 0.0
-    if all(mechanism.kind == "poisson" for mechanism in taken):
-        composed = [mechanism.one_step.self_compose(times) for mechanism, times in taken.items()]
+    if all(mechanism.kind == "poisson" for mechanism in counts):
+        composed = [mechanism.one_step.self_compose(times) for mechanism, times in counts.items()]
         return float(reduce(lambda first, second: first.compose(second), composed).get_epsilon_for_delta(delta))
     dp: Any = import_module("dp_accounting")
     return float(
-        dp.get_epsilon_gaussian(1 / (2 * sqrt(sum(t / mechanism.noise**2 for mechanism, t in taken.items()))), delta)
+        dp.get_epsilon_gaussian(1 / (2 * sqrt(sum(t / mechanism.noise**2 for mechanism, t in counts.items()))), delta)
     )
 
 
-def recorded(epsilon: float) -> float | str:
+def record_value(epsilon: float) -> float | str:
     """ε for a record, whose file has no infinite numbers: ``infinite`` if the run gives no guarantee."""
     return "infinite" if isinf(epsilon) else epsilon
 
@@ -194,25 +194,23 @@ class PrivacySpent:
         )
 
 
-def privacy_spent(
-    summary: Mapping[str, Any], rounds: int, asked: int, uplinks: Sequence[Uplink]
-) -> PrivacySpent | None:
-    """The privacy that a finished run has spent, with ``asked`` later sums over all its clients.
+def privacy_spent(summary: Mapping[str, Any], rounds: int, sums: int, uplinks: Sequence[Uplink]) -> PrivacySpent | None:
+    """The privacy that a finished run has spent, with ``sums`` later sums over all its clients.
 
     None if the run is not private, or its accountant was not installed: then there is nothing to add to.
 
     Args:
         summary: the run's summary.
         rounds: number of rounds of the run.
-        asked: number of sums.
+        sums: number of sums.
         uplinks: the uplinks through which the sums are sent.
     """
     if "privacy" not in summary or not is_installed():
         return None
-    known = Accountant(**{key: value for key, value in summary["privacy"].items() if key != "neighbours"})
+    run_accountant = Accountant(**{key: value for key, value in summary["privacy"].items() if key != "neighbours"})
     noises = [part.noise for part in private(uplinks)]
-    epsilon = known.epsilon(rounds, asked * (known.noise / noises[0]) ** 2) if noises else inf
-    return PrivacySpent(epsilon, known.delta, known.neighbours)
+    epsilon = run_accountant.epsilon(rounds, sums * (run_accountant.noise / noises[0]) ** 2) if noises else inf
+    return PrivacySpent(epsilon, run_accountant.delta, run_accountant.neighbours)
 
 
 def example_accountant(experiment: Experiment, federation: Federation) -> ExampleAccountant | None:
@@ -235,10 +233,10 @@ def private(uplinks: Sequence[Uplink]) -> list[ClipNoise]:
 
 def private_uplink(experiment: Experiment) -> ClipNoise | None:
     """The private uplink of an experiment, or None."""
-    found = private(experiment.method.uplink)
-    if len(found) > 1:
+    uplinks = private(experiment.method.uplink)
+    if len(uplinks) > 1:
         raise ConfigError("a method has two private uplinks; one clip_noise bounds everything that leaves a client.")
-    return found[0] if found else None
+    return uplinks[0] if uplinks else None
 
 
 def accountant(experiment: Experiment) -> Accountant | None:
@@ -251,25 +249,25 @@ def accountant(experiment: Experiment) -> Accountant | None:
     return Accountant(kind, part.noise, experiment.federation.seen, cohort, part.delta)
 
 
-def calibrated(experiment: Experiment) -> Experiment:
+def calibrate(experiment: Experiment) -> Experiment:
     """The experiment with the smallest noise (to a thousandth) for which all rounds stay within the target ε."""
     part = private_uplink(experiment)
     if part is None or part.epsilon is None:
         return experiment
-    known = accountant(experiment)
-    if known is None:
+    run_accountant = accountant(experiment)
+    if run_accountant is None:
         raise ConfigError(f"uplink 'clip_noise' cannot find the noise for epsilon = {part.epsilon:g}. {MISSING}")
 
-    def spent(noise: float) -> float:
-        return replace(known, noise=noise).epsilon(experiment.rounds)
+    def epsilon(noise: float) -> float:
+        return replace(run_accountant, noise=noise).epsilon(experiment.rounds)
 
     low, high = 0.0, 1.0
-    while spent(high) > part.epsilon:
+    while epsilon(high) > part.epsilon:
         low, high = high, 2 * high
         if high > 1e6:
             raise ConfigError(f"uplink 'clip_noise': no noise reaches epsilon = {part.epsilon:g}; take more clients.")
     while high - low > 1e-3 * high:
         middle = (low + high) / 2
-        low, high = (low, middle) if middle > 0.05 and spent(middle) <= part.epsilon else (middle, high)
+        low, high = (low, middle) if middle > 0.05 and epsilon(middle) <= part.epsilon else (middle, high)
     uplink = tuple(replace(other, noise=high) if other is part else other for other in experiment.method.uplink)
     return replace(experiment, method=replace(experiment.method, uplink=uplink))

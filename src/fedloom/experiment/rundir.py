@@ -63,12 +63,12 @@ def chain(records: Iterable[Record], start: Any = None) -> Any:
     return running
 
 
-def altered(folder: Path, summary: Mapping[str, Any]) -> str | None:
+def altered_files(folder: Path, summary: Mapping[str, Any]) -> str | None:
     """Which files differ from the checksums in a run's summary, as text; None if all are what the run wrote."""
     wrote = summary.get("checksums")
     wrote = wrote if isinstance(wrote, Mapping) else {}
-    there = checksums(folder, [name for name in EVIDENCE if name in wrote])
-    wrong = [name for name in EVIDENCE if name in wrote and there.get(name) != wrote[name]]
+    current = checksums(folder, [name for name in EVIDENCE if name in wrote])
+    wrong = [name for name in EVIDENCE if name in wrote and current.get(name) != wrote[name]]
     return f"{' and '.join(wrong)} was cut, altered or lost after the run had ended" if wrong else None
 
 
@@ -93,10 +93,10 @@ def missing(records: Sequence[Record], tables: Mapping[str, Mapping[str, np.ndar
     if len(by_round) < round:  # of which there may be more than memory holds
         first = next(number for number in count(1) if number not in by_round)
         return f"metrics.jsonl {_lacks(first, round - len(by_round))}"
-    mixed = {at for at, record in by_round.items() if record.get("cohort")}
-    evaluated = {at for at, record in by_round.items() if any(key.startswith("clients/") for key in record)}
-    for name, needed in (("mixing", mixed), ("clients", evaluated)):
-        if gaps := needed - set(np.unique(tables.get(name, {}).get("round", np.zeros(0))).tolist()):
+    mixing_rounds = {at for at, record in by_round.items() if record.get("cohort")}
+    evaluation_rounds = {at for at, record in by_round.items() if any(key.startswith("clients/") for key in record)}
+    for name, rounds in (("mixing", mixing_rounds), ("clients", evaluation_rounds)):
+        if gaps := rounds - set(np.unique(tables.get(name, {}).get("round", np.zeros(0))).tolist()):
             return f"{name}.parquet {_lacks(min(gaps), len(gaps))}"
     return None
 
@@ -317,7 +317,7 @@ class RunDirectory:
             raise CheckpointError(f"{path} cannot be read ({error.strerror}).") from error
         for line in text.splitlines():
             try:
-                record = json.loads(line, parse_int=_whole)
+                record = json.loads(line, parse_int=_parse_int)
                 records.append({**record, "round": int(record["round"])})
             except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
                 broken += bool(line.strip())
@@ -344,7 +344,7 @@ class RunDirectory:
     def summary(self) -> dict[str, Any]:
         """The content of ``summary.json``; empty without one. ``changed`` then names files that do not match it."""
         content = self._summary()
-        self.changed = altered(self.path, content)
+        self.changed = altered_files(self.path, content)
         if self.changed:
             self.notes.append(f"{self.changed}, so that it is not what the run wrote.")
         return content
@@ -355,7 +355,7 @@ class RunDirectory:
             self.notes.append("There is no summary.json: the run is not finished.")
             return {}
         try:
-            content = json.loads(path.read_text(encoding="utf-8", errors="replace"), parse_int=_whole)
+            content = json.loads(path.read_text(encoding="utf-8", errors="replace"), parse_int=_parse_int)
         except (OSError, ValueError, OverflowError, RecursionError):
             content = None
         if not isinstance(content, dict):
@@ -426,7 +426,7 @@ class RunDirectory:
             atomic.refuse_link(self.path / name, "a resumed run")
         return config
 
-    def outran(self, config: Mapping[str, Any]) -> bool:
+    def has_lost_checkpoints(self, config: Mapping[str, Any]) -> bool:
         """Whether checkpoints are lost: a run has more records than precede its first checkpoint, but no folder.
 
         An empty folder means that no checkpoint could be written, because the disk was full.
@@ -435,7 +435,7 @@ class RunDirectory:
         return not self.checkpoints.is_dir() and isinstance(every, int) and len(self.metrics()) > every
 
     def missing(self, round: int, records: str | None = None) -> str | None:
-        """What is missing of the rounds up to this one, or altered, as text; None if everything is as it was.
+        """What is missing or altered of the rounds up to this one, as text; None if everything is as it was.
 
         Args:
             round: number of completed rounds.
@@ -494,8 +494,8 @@ class RunDirectory:
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write ``summary.json``, with checksums of the files that it summarises."""
-        whole = {**summary, "checksums": checksums(self.path)}
-        atomic.write_whole(self.path / "summary.json", json.dumps(whole, indent=1).encode())
+        content = {**summary, "checksums": checksums(self.path)}
+        atomic.write_whole(self.path / "summary.json", json.dumps(content, indent=1).encode())
 
 
 def jsonable(value: Any) -> Any:
@@ -511,7 +511,7 @@ def jsonable(value: Any) -> Any:
     return [jsonable(item) for item in value] if isinstance(value, list) else value
 
 
-def _whole(digits: str) -> int:
+def _parse_int(digits: str) -> int:
     """A whole number in JSON, OverflowError beyond all floats: everything that shows numbers turns them into floats."""
     float(number := int(digits))
     return number

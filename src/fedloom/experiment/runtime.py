@@ -79,29 +79,29 @@ def own_draws() -> Iterator[None]:
         yield
 
 
-def pick_device(wanted: str, among: Sequence[str] = ("cpu", "cuda")) -> str:
+def pick_device(name: str, among: Sequence[str] = ("cpu", "cuda")) -> str:
     """Resolve a device name; ``auto`` means a GPU if there is one, and ``gpu`` is ``cuda``.
 
     Args:
-        wanted: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``.
+        name: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``.
         among: the kinds of devices to choose from.
     """
-    if wanted == "auto":
-        wanted = "cuda" if "cuda" in among and torch.cuda.is_available() else "cpu"
-    wanted = re.sub(r"^gpu(?=:|$)", "cuda", wanted)
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", wanted):
-        raise ConfigError(f"unknown device {wanted!r}; {nearest(wanted, ('auto', 'cpu', 'cuda', 'cuda:1'))}")
-    kind, _, number = wanted.partition(":")
+    if name == "auto":
+        name = "cuda" if "cuda" in among and torch.cuda.is_available() else "cpu"
+    name = re.sub(r"^gpu(?=:|$)", "cuda", name)
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise ConfigError(f"unknown device {name!r}; {nearest(name, ('auto', 'cpu', 'cuda', 'cuda:1'))}")
+    kind, _, number = name.partition(":")
     if kind not in among:
         raise ConfigError(
-            f"device={wanted}: this engine's main process works on the CPU; leave device out (workers get "
+            f"device={name}: this engine's main process works on the CPU; leave device out (workers get "
             "GPUs by engine.devices, with engine=ray by engine.gpus), or use engine=serial."
         )
     if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"there is no device {wanted!r} on this machine; choose device=auto or cpu.")
+        raise ConfigError(f"there is no device {name!r} on this machine; choose device=auto or cpu.")
     if kind == "cuda":
         prepare_gpu()
-    return wanted
+    return name
 
 
 def reason_against_bf16(device: str) -> str | None:

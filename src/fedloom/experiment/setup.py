@@ -132,9 +132,9 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Cl
     )
     for part in experiment.method.parts.values():
         part.check(plan.local, plan.facts)
-    for one in (plan, *(plan.at(client) for client in plan.client_local)):
-        _ = one.rates  # raises for names that begin no parameter
-        _momentum(one)
+    for client_plan in (plan, *(plan.at(client) for client in plan.client_local)):
+        _ = client_plan.rates  # raises for names that begin no parameter
+        _momentum(client_plan)
     _private(experiment.method, plan)
     example_privacy.check(plan)
     _latent(experiment.method, model)
@@ -207,7 +207,7 @@ def ends_in_sigmoid(model: nn.Module, x: Tensor) -> bool:
 def _structures(experiment: Experiment, arrays: Arrays) -> None:
     """Raise ``ConfigError`` for what needs rows of one tensor, where collate makes mini-batches.
 
-    What is not found here asks the samples for what only tensors have, and is refused by them.
+    What these checks miss asks the samples for what only tensors have, and the samples refuse it.
     """
     with as_config_error("collate fails on two samples:"):
         arrays.batch(torch.arange(min(len(arrays), 2)))
@@ -223,8 +223,8 @@ def _structures(experiment: Experiment, arrays: Arrays) -> None:
         **{method.who_needs(need): True for need in ("label_counts", "common_classes") if method.needs(need)},
         **{f"{place} {label(part)!r}": True for place, part in method.parts.items() if part.targets is not None},
     }
-    taken = rows | (classes if arrays.has_structures else {})
-    if who := next((who for who, applies in taken.items() if applies), None):
+    refusals = rows | (classes if arrays.has_structures else {})
+    if who := next((who for who, applies in refusals.items() if applies), None):
         what = "samples by themselves or in rows" if who in rows else "classes or numbers"
         remedy = "leave it out" if who in rows else "give a loss of your own, with loss=function(outputs, targets)"
         raise ConfigError(f"{who} takes {what}, but collate puts samples together into structures; {remedy}.")
@@ -254,7 +254,9 @@ def _traits(plan: ClientPlan) -> None:
 def _extreme_tokens(federation: Federation) -> Tensor:
     """The samples with the least and the greatest number of each set of inputs [M, ...]; none of real numbers."""
     arrays = (federation.train.arrays, federation.validation.arrays, federation.held_out.arrays, federation.test)
-    sets = [each.x for each in (*arrays, federation.unlabelled) if each is not None and isinstance(each.x, Tensor)]
+    sets = [
+        source.x for source in (*arrays, federation.unlabelled) if source is not None and isinstance(source.x, Tensor)
+    ]
     rows = extreme_rows(list({id(x): x for x in sets}.values()))
     return torch.stack(rows) if rows else torch.empty(0)
 
@@ -268,9 +270,10 @@ def _hint(error: Exception, tokens: Tensor, size: int) -> str:
         return "; whole numbers are taken as tokens: take a model of tokens, like stacked_lstm, or give float32"
     if least < 0:
         return f"; tokens are numbered from 0, but the data have {least}"
-    needed = max(greatest + 1, size)
+    vocabulary = max(greatest + 1, size)
     return (
-        f"; the data have tokens up to {greatest}: give the model a vocabulary of {needed}, model.vocabulary={needed}"
+        f"; the data have tokens up to {greatest}: give the model a vocabulary of {vocabulary}, "
+        f"model.vocabulary={vocabulary}"
     )
 
 
@@ -302,36 +305,40 @@ def _other_initialisations(experiment: Experiment) -> Callable[[], nn.Module] | 
 
 def check_targets(method: Method, arrays: Arrays, out: Tensor, metrics: Sequence[str] = ()) -> TargetKind:
     """The kind of targets, if objective, targets and the model's outputs fit together."""
-    y, wanted = arrays.y, method.targets
+    y, targets = arrays.y, method.targets
     binary = are_numbers(y) and bool(((y == 0) | (y == 1)).all())
-    if not fits(wanted, y):
+    if not fits(targets, y):
         place, part = next((place, part) for place, part in method.parts.items() if part.targets)
         usual = USUAL[TRUTHS if binary else NUMBERS if are_numbers(y) else CLASSES]
         raise ConfigError(
-            f"{place.partition('.')[0]} {label(part)!r} compares outputs with {wanted}, but the targets of these data "
-            f"are {_targets_in_words(y, wanted)}; choose loss={usual!r} in Python, or method.objective=[{usual}]"
-            f"{_other_form(y, wanted)}."
+            f"{place.partition('.')[0]} {label(part)!r} compares outputs with {targets}, but the targets of these data "
+            f"are {_targets_in_words(y, targets)}; choose loss={usual!r} in Python, or method.objective=[{usual}]"
+            f"{_other_form(y, targets)}."
         )
     if method.needs("label_counts") and are_numbers(y):
         raise ConfigError(f"{method.who_needs('label_counts')} needs classes, but these targets are numbers.")
     for place, part in method.parts.items():
         if part.targets == ONE_CLASS:
             require_one_class(f"{place.partition('.')[0]} {label(part)!r}", y)
-    kind = kind_of(out, y, wanted)
+    kind = kind_of(out, y, targets)
     if kind == CLASSES and out.ndim != y.ndim + 1:
-        each = "one class" if out.ndim == 2 else f"a class at each of {list(out.shape[1:-1])} places"
+        prediction = "one class" if out.ndim == 2 else f"a class at each of {list(out.shape[1:-1])} places"
         tokens = out.ndim == arrays.x.ndim == y.ndim == 2 and not arrays.x.is_floating_point()
         every = "; model=stacked_lstm with model.positions=every predicts one at each position" if tokens else ""
-        raise ConfigError(f"the model predicts {each}, but each sample has labels of shape {list(y.shape[1:])}{every}.")
+        raise ConfigError(
+            f"the model predicts {prediction}, but each sample has labels of shape {list(y.shape[1:])}{every}."
+        )
     if kind == CLASSES and out.shape[:-1] != y[: len(out)].shape:
-        wanted = [*y.shape[1:], arrays.classes]
+        shape = [*y.shape[1:], arrays.classes]
         raise ConfigError(
             f"the model returns {list(out.shape[1:])} for labels of shape {list(y.shape[1:])}, but it must return "
-            f"{wanted}, with the classes last; move them there, like logits.movedim(1, -1)."
+            f"{shape}, with the classes last; move them there, like logits.movedim(1, -1)."
         )
     if kind == CLASSES and out.shape[-1] < arrays.classes:
-        one = f"loss={USUAL[TRUTHS]!r} in Python, or method.objective=[{USUAL[TRUTHS]}], takes one for two classes"
-        advice = one if out.shape[-1] == 1 and arrays.classes == 2 else "give it one for each class"
+        other_loss = (
+            f"loss={USUAL[TRUTHS]!r} in Python, or method.objective=[{USUAL[TRUTHS]}], takes one for two classes"
+        )
+        advice = other_loss if out.shape[-1] == 1 and arrays.classes == 2 else "give it one for each class"
         has = f"the model has {out.shape[-1]} outputs, but the data have {arrays.classes} classes"
         raise ConfigError(f"{has}; {advice}.")
     by_class = next((need for need in BY_CLASS if method.needs(need)), None)
@@ -341,8 +348,8 @@ def check_targets(method: Method, arrays: Arrays, out: Tensor, metrics: Sequence
             f"outputs for {arrays.classes} classes; give it as many."
         )
     if kind != CLASSES and out[:1].numel() != y[:1].numel() and not (kind == NUMBERS and compares(method, metrics)):
-        own = "; a loss of your own may compare them if evaluation.metrics are functions of outputs of your own, too"
-        advice = own if kind == NUMBERS and compares(method, ()) else ""
+        hint = "; a loss of your own may compare them if evaluation.metrics are functions of outputs of your own, too"
+        advice = hint if kind == NUMBERS and compares(method, ()) else ""
         raise ConfigError(
             f"the model has {out[:1].numel()} outputs, but each sample has {y[:1].numel()} targets{advice}."
         )
@@ -374,20 +381,20 @@ def compares(method: Method, metrics: Sequence[str]) -> bool:
     """Whether all losses and metrics are the user's own functions, which may match outputs and targets in their way."""
     from fedloom.parts.objectives.custom import Loss  # few runs have one
 
-    found = [lookup(name) for name in metrics]
-    measured = all(one.function not in (None, r2) and one.of == "outputs" for one in found)
-    return measured and all(isinstance(term, Loss) for term in method.data_terms)
+    entries = [lookup(name) for name in metrics]
+    has_own_metrics = all(metric.function not in (None, r2) and metric.of == "outputs" for metric in entries)
+    return has_own_metrics and all(isinstance(term, Loss) for term in method.data_terms)
 
 
-def fits(wanted: TargetKind | None, y: Tensor) -> bool:
+def fits(targets: TargetKind | None, y: Tensor) -> bool:
     """Whether targets are of the kind that an objective compares outputs with.
 
     >>> fits("truth values", torch.tensor([0, 1])), fits("numbers", torch.tensor([0, 1])), fits(None, torch.ones(1))
     (True, False, True)
     """
-    if wanted == TRUTHS:
+    if targets == TRUTHS:
         return bool(((y >= 0) & (y <= 1)).all())
-    return wanted is None or are_numbers(y) == (wanted == NUMBERS)
+    return targets is None or are_numbers(y) == (targets == NUMBERS)
 
 
 def try_loss(term: Term, out: Any, y: Any) -> None:
@@ -406,8 +413,10 @@ def try_loss(term: Term, out: Any, y: Any) -> None:
         or not value.is_floating_point()
         or (value.ndim and isinstance(y, Tensor) and len(value) != len(y))
     ):
-        got = f"{_type(value)} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise ConfigError(f"{name} returns {got} for {about}; it must return a tensor, one loss per sample or for all.")
+        description = f"{_type(value)} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise ConfigError(
+            f"{name} returns {description} for {about}; it must return a tensor, one loss per sample or for all."
+        )
     if not value.requires_grad:
         raise ConfigError(f"{name} cannot be differentiated; compute it from the outputs by operations of PyTorch.")
 
@@ -420,7 +429,7 @@ def _type(t: Tensor) -> str:
     return str(t.dtype).removeprefix("torch.")
 
 
-def _other_form(y: Tensor, wanted: TargetKind | None) -> str:
+def _other_form(y: Tensor, targets: TargetKind | None) -> str:
     """What else to do with floats that may be meant as classes, and whole numbers that may be meant as numbers.
 
     >>> _other_form(torch.tensor([0.0, 2.0]), "classes"), _other_form(torch.eye(2), "classes")
@@ -428,23 +437,23 @@ def _other_form(y: Tensor, wanted: TargetKind | None) -> str:
     >>> _other_form(torch.tensor([63, 70]), "numbers")
     '; or give the numbers as floats, like 63.0, since whole numbers are classes'
     """
-    if wanted == NUMBERS and not are_numbers(y):
+    if targets == NUMBERS and not are_numbers(y):
         return f"; or give the numbers as floats, like {float(y.flatten()[0])}, since whole numbers are classes"
-    if wanted != CLASSES or not are_numbers(y) or bool((y != y.round()).any() or (y < 0).any()):
+    if targets != CLASSES or not are_numbers(y) or bool((y != y.round()).any() or (y < 0).any()):
         return ""
     if y.ndim == 1:
         return "; or give class numbers as integers"
     return "; or give class numbers, the argmax of each row" if bool((y.flatten(1).sum(1) == 1).all()) else ""
 
 
-def _targets_in_words(y: Tensor, wanted: TargetKind | None) -> str:
+def _targets_in_words(y: Tensor, targets: TargetKind | None) -> str:
     """Targets as text.
 
     >>> _targets_in_words(torch.tensor([0, 4]), "numbers"), _targets_in_words(torch.tensor([0.5, -1.5]), "truth values")
     ('classes', 'numbers from -1.5 to 0.5')
     """
     kind = "numbers" if are_numbers(y) else "classes"
-    return f"{kind} from {float(y.min()):g} to {float(y.max()):g}" if wanted == TRUTHS else kind
+    return f"{kind} from {float(y.min()):g} to {float(y.max()):g}" if targets == TRUTHS else kind
 
 
 def require_features(method: Method, model: nn.Module, learnt: bool = True) -> None:
@@ -464,8 +473,8 @@ def require_features(method: Method, model: nn.Module, learnt: bool = True) -> N
             f"{method.who_needs('features')} needs the model's features, but {type(model).__name__} has no "
             f"features(x) and head; {adapters.remedy(model)}"
         )
-    able = any(p.requires_grad and not name.startswith("head.") for name, p in model.named_parameters())
-    if learnt and method.adaptation.trains and method.adaptation.needs.features and not able:
+    is_trainable = any(p.requires_grad and not name.startswith("head.") for name, p in model.named_parameters())
+    if learnt and method.adaptation.trains and method.adaptation.needs.features and not is_trainable:
         raise ConfigError(
             f"adaptation {label(method.adaptation)!r} trains the features before the head, but "
             f"{type(model).__name__} has no parameters there; choose a model with layers before its head, like mlp."
@@ -480,13 +489,13 @@ def _levels(plan: ClientPlan, sample: Tensor) -> None:
             "personal=Architectures(count) in the method, or give run() a Python list of models."
         )
     widths = set[int]()
-    exchanged = any(part.needs.features and part.uploads for part in plan.method.parts.values())
+    sends_features = any(part.needs.features and part.uploads for part in plan.method.parts.values())
     for level in plan.levels if plan.has_levels else ():
         assert level.submodel is not None
-        mine = f"personal {label(plan.method.personal)!r}"
-        with as_config_error(f"{mine} cannot make the network {level.submodel.name!r} of this model:"), torch.no_grad():
+        who = f"personal {label(plan.method.personal)!r}"
+        with as_config_error(f"{who} cannot make the network {level.submodel.name!r} of this model:"), torch.no_grad():
             level.model.to("cpu").eval()(sample)
-            if exchanged:
+            if sends_features:
                 widths.add(level.model.features(sample).flatten(1).shape[1])  # pyright: ignore[reportCallIssue]
     if len(widths) > 1:
         raise ConfigError(
@@ -507,10 +516,10 @@ def _latent(method: Method, model: nn.Module) -> None:
             )
 
 
-def _auxiliary(method: Method, judged: Tensor) -> None:
+def _auxiliary(method: Method, out: Tensor) -> None:
     """Raise ``ConfigError`` if a part draws classes for an auxiliary classifier that the discriminator lacks."""
     for place, part in method.parts.items():
-        if getattr(part, "auxiliary", "own") != "own" and judged.ndim == 1:
+        if getattr(part, "auxiliary", "own") != "own" and out.ndim == 1:
             raise ConfigError(
                 f"{place} {label(part)!r} with auxiliary={part.auxiliary} draws classes for an auxiliary classifier, "  # type: ignore[attr-defined]
                 "which this discriminator lacks; choose model=acgan, or auxiliary=own."
@@ -549,22 +558,22 @@ def _or_wrap(plan: ClientPlan) -> str:
     return "" if hasattr(plan.model, "head") else f"; to give a module a head, {adapters.remedy(plan.model)[:-1]}"
 
 
-def placed(federation: Federation, dtype: torch.dtype, device: str) -> Federation:
+def to_device(federation: Federation, dtype: torch.dtype, device: str) -> Federation:
     """The federation with its arrays in the run's dtype and on its device; arrays that already fit are not copied."""
-    new: dict[int, Any] = {}
-    done: dict[int, Arrays] = {}
+    moved_tensors: dict[int, Any] = {}
+    moved_arrays: dict[int, Arrays] = {}
 
     def to(t: Any) -> Any:
-        if id(t) not in new:
-            new[id(t)] = t.to(device, dtype) if t.is_floating_point() else t.to(device)
-        return new[id(t)]
+        if id(t) not in moved_tensors:
+            moved_tensors[id(t)] = t.to(device, dtype) if t.is_floating_point() else t.to(device)
+        return moved_tensors[id(t)]
 
     def place(arrays: Arrays) -> Arrays:
-        if id(arrays) not in done:
+        if id(arrays) not in moved_arrays:
             x, y = to(arrays.x), to(arrays.y)
             same = x is arrays.x and y is arrays.y
-            done[id(arrays)] = arrays if same else replace(arrays, x=x, y=y)
-        return done[id(arrays)]
+            moved_arrays[id(arrays)] = arrays if same else replace(arrays, x=x, y=y)
+        return moved_arrays[id(arrays)]
 
     def split(old: Split) -> Split:
         return Split(place(old.arrays), old.index, None if old.relabel is None else to(old.relabel))

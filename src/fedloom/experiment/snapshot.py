@@ -19,19 +19,19 @@ from fedloom.rounds.exchange import Broadcast, Failure, Result, State
 from fedloom.rounds.plan import ClientPlan
 from fedloom.rounds.server import Server
 
-VERSION = "version-{:06d}"  # the file of one
+VERSION = "version-{:06d}"  # a version's name in a checkpoint
 REASON = ("kind", "reason", "stage", "trace")
 
 
-def packed(failures: Sequence[Failure]) -> tuple[list[dict[str, str]], Tree]:
+def pack(failures: Sequence[Failure]) -> tuple[list[dict[str, str]], Tree]:
     """The different reasons, and a table of all failures: ``round``, ``client`` and ``reason``, int64 [failures].
 
     Drop-outs of a long run are many, and every checkpoint has all of them.
 
     >>> from fedloom.rounds.exchange import FailureKind
     >>> failures = [Failure(round, 7, FailureKind.ABSENT, "dropped out") for round in range(3)]
-    >>> reasons, table = packed(failures)
-    >>> len(reasons), table["round"].tolist(), unpacked(reasons, table) == failures
+    >>> reasons, table = pack(failures)
+    >>> len(reasons), table["round"].tolist(), unpack(reasons, table) == failures
     (1, [0, 1, 2], True)
     """
     numbers: dict[tuple[str, ...], int] = {}
@@ -44,8 +44,8 @@ def packed(failures: Sequence[Failure]) -> tuple[list[dict[str, str]], Tree]:
     return [dict(zip(REASON, key, strict=True)) for key in numbers], dict(zip(names, columns, strict=True))
 
 
-def unpacked(reasons: Sequence[Mapping[str, Any]], table: Mapping[str, Tensor] | None) -> list[Failure]:
-    """The failures: the inverse of ``packed``; none without a table.
+def unpack(reasons: Sequence[Mapping[str, Any]], table: Mapping[str, Tensor] | None) -> list[Failure]:
+    """The failures: the inverse of ``pack``; none without a table.
 
     Raises:
         LookupError: if the table names reasons that there are not (TypeError or ValueError: other damage).
@@ -116,11 +116,11 @@ class ClientModels:
     total: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        own = [
-            torch.cat([one.theta0[: one.layout.shared_size], one.buffers0[: one.layout.shared_buffers]])
-            for one in self.plan.levels
+        models = [
+            torch.cat([level.theta0[: level.layout.shared_size], level.buffers0[: level.layout.shared_buffers]])
+            for level in self.plan.levels
         ]
-        self.initial, self.ends = torch.cat(own).cpu(), np.cumsum([0, *map(len, own)])
+        self.initial, self.ends = torch.cat(models).cpu(), np.cumsum([0, *map(len, models)])
 
     def segment(self, number: int) -> slice:
         """The slice of a level's models in ``initial`` and ``total``."""
@@ -134,7 +134,7 @@ class ClientModels:
         """Number of clients of a level."""
         return int((self.plan.level[: self.clients] == number).sum())
 
-    def arrived(self, result: Result, received: Tensor) -> Tensor:
+    def client_model(self, result: Result, received: Tensor) -> Tensor:
         """A client's model of this round, given the parameters that it received."""
         assert result.moved is not None
         return torch.cat([received - result.moved, result.buffers]).cpu()
@@ -168,14 +168,14 @@ class LastModels(ClientModels):
 
     def observe(self, result: Result, received: Tensor) -> None:
         """Store a client's model of this round; it takes effect at ``commit``."""
-        self.pending[result.client] = self.arrived(result, received)
+        self.pending[result.client] = self.client_model(result, received)
 
     def get(self, client: int) -> Tensor:
         """A client's last model, shaped as its level's segment."""
         state = self.models.get(client)
         return self.initial[self.segment(self.level(client))] if state is None else state["average"]["model"]
 
-    def first(self, client: int, found: Forms) -> State:
+    def first(self, client: int, tensors: Forms) -> State:
         """A client's last model as it is stored, if it is the initial one."""
         return {"average": {"model": self.initial[self.segment(self.level(client))]}}
 
@@ -191,13 +191,13 @@ class LastModels(ClientModels):
         self.total = self.total_after
         self.pending.clear()
 
-    def saved(self, round: int) -> dict[str, Tree]:
-        """Their part of a checkpoint: the sum, and the index of the models."""
+    def checkpoint_tensors(self, round: int) -> dict[str, Tree]:
+        """The tensors of a checkpoint: the sum, and the index of the models."""
         return {"average": {"total": self.total}, MODELS: self.models.save(round)}
 
     def restore(self, trees: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Adopt the models of a checkpoint."""
-        self.total, self.models = trees["average"]["total"], self.models.opened(trees[MODELS])
+        self.total, self.models = trees["average"]["total"], self.models.open(trees[MODELS])
 
 
 @dataclass
@@ -216,7 +216,7 @@ class CohortModels(ClientModels):
     def observe(self, result: Result, received: Tensor) -> None:
         """Add the model of a client of this round."""
         number = self.level(result.client)
-        self.total[self.segment(number)] += self.arrived(result, received)
+        self.total[self.segment(number)] += self.client_model(result, received)
         self.count[number] += 1
 
     def commit(self) -> None:
@@ -236,7 +236,7 @@ class Snapshot:
         store: the client states.
         last: the clients' last models, if their average is evaluated.
         cohort: the models of the last round's cohort, if their mean is evaluated; not part of a checkpoint.
-        averaged: the average of the server model over the rounds, if it is evaluated.
+        average: the average of the server model over the rounds, if it is evaluated.
         versions: the messages of earlier versions on which clients are still at work, by version.
         rows: the models of a topology that rounds have changed, by number, if there are several.
     """
@@ -245,15 +245,15 @@ class Snapshot:
     store: StateStore
     last: LastModels | None = None
     cohort: CohortModels | None = None
-    averaged: ServerAverage | None = None
+    average: ServerAverage | None = None
     versions: Mapping[int, Broadcast] = field(default_factory=dict)
     rows: StateStore | None = None
 
     @property
     def client_models(self) -> dict[str, LastModels | CohortModels]:
         """The means of clients' models that are evaluated, by the names of their evaluations."""
-        both = {"average": self.last, "cohort": self.cohort}
-        return {name: models for name, models in both.items() if models is not None}
+        means = {"average": self.last, "cohort": self.cohort}
+        return {name: models for name, models in means.items() if models is not None}
 
     def commit(self, server: Server, states: Mapping[int, State], versions: Mapping[int, Broadcast]) -> None:
         """End a round with its new client states, and the clients' models that were observed: all or nothing.
@@ -279,21 +279,21 @@ class Snapshot:
         self.server, self.versions = server, versions
         for models in self.client_models.values():
             models.commit() if states else models.begin()  # a round without any update leaves no trace
-        if self.averaged is not None:
-            self.averaged.add(server)
+        if self.average is not None:
+            self.average.add(server)
 
     def checkpoint(
         self, facts: dict[str, Any], failures: Sequence[Failure] = (), past: Tree | None = None
     ) -> Checkpoint:
         """The snapshot as a checkpoint, with all clients that were left out and what a selection knows of the past."""
-        server, (reasons, table) = self.server, packed(failures)
+        server, (reasons, table) = self.server, pack(failures)
         facts = facts | {"failures": reasons}
         tensors: dict[str, dict[str, Tensor]] = {
             "server": {"shared": server.theta, "buffers": server.buffers} | flat(server.parts),
             CLIENTS: self.store.save(server.round),
         }
         if self.last is not None:
-            tensors |= self.last.saved(server.round)
+            tensors |= self.last.checkpoint_tensors(server.round)
         if self.rows is not None:
             tensors[ROWS] = self.rows.save(server.round)
         if failures:
@@ -301,62 +301,62 @@ class Snapshot:
         if past:
             tensors["past"] = past
         for version, down in self.versions.items():
-            own = {"shared": down.theta, "buffers": down.buffers} | flat(down.parts)
-            tensors[VERSION.format(version)] = own
+            message = {"shared": down.theta, "buffers": down.buffers} | flat(down.parts)
+            tensors[VERSION.format(version)] = message
             facts = facts | {VERSION.format(version): {"lr": down.lr, "invited": list(down.invited)}}
-        if self.averaged is not None:
-            past = {"past": self.averaged.past} if len(self.averaged.past) else {}
-            tensors["server_average"] = {"model": self.averaged.model, **past}
-            facts = facts | {"server_average": self.averaged.rho}
+        if self.average is not None:
+            models = {"past": self.average.past} if len(self.average.past) else {}
+            tensors["server_average"] = {"model": self.average.model, **models}
+            facts = facts | {"server_average": self.average.rho}
         return Checkpoint(server.round, tensors, facts)
 
-    def restored(self, checkpoint: Checkpoint, out: Path) -> Snapshot:
+    def from_checkpoint(self, checkpoint: Checkpoint, out: Path) -> Snapshot:
         """The state in a checkpoint of the run directory ``out``; ``self`` is the state before the first round.
 
         Raises:
             ValueError: if it belongs to another model, or client states on disk are missing.
             CheckpointError: if an average is evaluated that the run did not keep, or kept with another weight.
         """
-        shared, buffers, states = self._placed(checkpoint.tensors["server"])
+        shared, buffers, states = self._on_device(checkpoint.tensors["server"])
         server = replace(self.server, theta=shared, buffers=buffers, parts=states, round=checkpoint.round)
         rows = self.rows
         if rows is not None and server.models is not None:
-            rows = rows.opened(checkpoint.tensors[ROWS])
+            rows = rows.open(checkpoint.tensors[ROWS])
             server = replace(server, models=replace(server.models, stored=rows, changed={}))
         versions = {}
         for name in checkpoint.tensors:
             if name.startswith(VERSION[:8]):
                 version, about = int(name[8:]), checkpoint.facts[name]
-                shared, buffers, parts = self._placed(checkpoint.tensors[name])
+                shared, buffers, parts = self._on_device(checkpoint.tensors[name])
                 versions[version] = Broadcast(version, about["lr"], shared, buffers, parts, tuple(about["invited"]))
-        store = self.store.opened(checkpoint.tensors[CLIENTS])
-        for average, name, lacks, setting in (
+        store = self.store.open(checkpoint.tensors[CLIENTS])
+        for mean, name, lacks, setting in (
             (self.last, "average", "keep its clients' last models", "average out of evaluation.what"),
-            (self.averaged, "server_average", "average its server model", "evaluation.server_average out"),
+            (self.average, "server_average", "average its server model", "evaluation.server_average out"),
         ):
-            if average is not None and name not in checkpoint.tensors:
-                told = f"the run in {out} did not {lacks}, so the average cannot begin now; leave {setting}."
-                raise CheckpointError(told)
+            if mean is not None and name not in checkpoint.tensors:
+                message = f"the run in {out} did not {lacks}, so the average cannot begin now; leave {setting}."
+                raise CheckpointError(message)
         if self.last is not None:
             self.last.restore(checkpoint.tensors)
-        averaged = self.averaged
-        if averaged is not None:
-            if (before := checkpoint.facts.get("server_average", averaged.rho)) != averaged.rho:
+        average = self.average
+        if average is not None:
+            if (before := checkpoint.facts.get("server_average", average.rho)) != average.rho:
                 raise CheckpointError(
-                    f"the run in {out} averaged its server model with {before:g}, not {averaged.rho:g}; "
+                    f"the run in {out} averaged its server model with {before:g}, not {average.rho:g}; "
                     f"set evaluation.server_average={before:g}."
                 )
-            model = checkpoint.tensors["server_average"]["model"].to(averaged.model)
-            past = checkpoint.tensors["server_average"].get("past", averaged.past)
-            averaged = replace(averaged, model=model, rounds=server.round, past=past.to(averaged.model))
-        return Snapshot(server, store, self.last, self.cohort, averaged, versions, rows)
+            model = checkpoint.tensors["server_average"]["model"].to(average.model)
+            past = checkpoint.tensors["server_average"].get("past", average.past)
+            average = replace(average, model=model, rounds=server.round, past=past.to(average.model))
+        return Snapshot(server, store, self.last, self.cohort, average, versions, rows)
 
-    def _placed(self, saved: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, State]:
+    def _on_device(self, saved: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, State]:
         """The parameters, buffers and parts' states of a file, on the device of the run."""
-        parts, mine = dict(saved), (self.server.theta, self.server.buffers)
-        both = parts.pop("shared"), parts.pop("buffers")
-        if [(t.shape, t.dtype) for t in both] != [(t.shape, t.dtype) for t in mine]:
+        parts, expected = dict(saved), (self.server.theta, self.server.buffers)
+        values = parts.pop("shared"), parts.pop("buffers")
+        if [(t.shape, t.dtype) for t in values] != [(t.shape, t.dtype) for t in expected]:
             raise ValueError("it belongs to another model")
         device = self.server.buffers.device
         states = {place: {k: v.to(device) for k, v in t.items()} for place, t in nested(parts).items()}
-        return both[0].to(device), both[1].to(device), states
+        return values[0].to(device), values[1].to(device), states

@@ -118,29 +118,29 @@ class StateFolder:
 
     def write(self, round: int, states: Iterable[tuple[int, State]]) -> Iterator[dict[int, StateEntry]]:
         """Write states, and yield what is in each file once it is on disk."""
-        some: dict[int, State] = {}
+        batch: dict[int, State] = {}
         size = 0
         for client, state in states:
             more = nbytes(flat(state))
-            if some and (size + more > LARGEST or len(some) == MOST):
-                yield self._write(round, some)
-                some, size = {}, 0
-            some[client] = state
+            if batch and (size + more > LARGEST or len(batch) == MOST):
+                yield self._write(round, batch)
+                batch, size = {}, 0
+            batch[client] = state
             size += more
-        if some:
-            yield self._write(round, some)
+        if batch:
+            yield self._write(round, batch)
 
     def _write(self, round: int, states: Mapping[int, State]) -> dict[int, StateEntry]:
-        named: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         digests: dict[int, str] = {}
         for client, state in states.items():
             digest = hashlib.sha256()
             for key, value in sorted(flat(state).items()):
-                named[f"{client}/{key}"] = plain = value.detach().cpu().contiguous()
+                tensors[f"{client}/{key}"] = plain = value.detach().cpu().contiguous()
                 digest.update(atomic.raw(plain).data)
             digests[client] = digest.hexdigest()
         # One entry: safetensors writes several in random order.
-        blob = atomic.as_file(named, {"sha256": json.dumps(digests, sort_keys=True)})
+        blob = atomic.as_file(tensors, {"sha256": json.dumps(digests, sort_keys=True)})
         header = blob[: 8 + int.from_bytes(blob[:8], "little")]
         file, share = StateFile(round, len(blob), hashlib.sha256(header).digest()), len(header) // len(states)
         atomic.write_whole(self.path / file.name, blob, alone=False)
@@ -155,28 +155,28 @@ class StateFolder:
             LostState: if the file is missing or altered.
             CheckpointError: if this machine does not see the folder.
         """
-        path, digest, found = self.path / file.name, hashlib.sha256(), dict[str, Tensor]()
+        path, digest, tensors = self.path / file.name, hashlib.sha256(), dict[str, Tensor]()
         try:
             header = _header(path, file)
             with path.open("rb") as handle:
                 for key, (dtype, shape, at) in header.tensors[client].items():
-                    found[key] = tensor = torch.empty(shape, dtype=dtype)
+                    tensors[key] = tensor = torch.empty(shape, dtype=dtype)
                     handle.seek(header.length + at)
                     if handle.readinto(atomic.raw(tensor).data) < tensor.nbytes:
                         raise OSError("it ends too early")
                     digest.update(atomic.raw(tensor).data)
         except OSError as error:
             if not self.path.is_dir():
-                raise self.unseen() from error
+                raise self.unseen_error() from error
             reason = f"{path} cannot be read on {platform.node()}: {error.strerror or error}"
-            raise self._lost(client, file, reason) from error
+            raise self._lost_error(client, file, reason) from error
         except (LookupError, ValueError) as error:
-            raise self._lost(client, file, f"{path} was altered: its header differs") from error
+            raise self._lost_error(client, file, f"{path} was altered: its header differs") from error
         if digest.hexdigest() != header.digests[client]:
-            raise self._lost(client, file, f"{path} was altered: its checksum differs")
-        return nested({key: tensor.to(device) for key, tensor in found.items()})
+            raise self._lost_error(client, file, f"{path} was altered: its checksum differs")
+        return nested({key: tensor.to(device) for key, tensor in tensors.items()})
 
-    def adopted(self, client: int, state: StoredState) -> StateEntry:
+    def entry_of(self, client: int, state: StoredState) -> StateEntry:
         """Where a state is that a worker has written, once this machine sees it."""
         path = self.path / state.entry.file.name
         if size_of(path) != state.entry.file.bytes:
@@ -186,18 +186,18 @@ class StateFolder:
             )
         return state.entry
 
-    def unseen(self) -> CheckpointError:
+    def unseen_error(self) -> CheckpointError:
         """The error on a machine that does not see the folder."""
         return CheckpointError(f"{platform.node()} does not see the folder {self.path}; {SHARE}")
 
-    def full(self, round: int, error: OSError) -> CheckpointError:
+    def full_error(self, round: int, error: OSError) -> CheckpointError:
         """The error of a round whose states cannot be written."""
         return CheckpointError(
             f"the {self.noun}s of round {round} cannot be written to {self.path} ({error.strerror or error}); make "
             f"room and continue with resume={self.path.parent}."
         )
 
-    def _lost(self, client: int, file: StateFile, reason: str) -> LostState:
+    def _lost_error(self, client: int, file: StateFile, reason: str) -> LostState:
         what = f"the {self.noun} of client {client} cannot be used ({reason})"
         return LostState(f"{what}; only checkpoints from before round {file.round} do not need it.", what)
 
@@ -227,15 +227,15 @@ class BlockFiles:
 
     def save(self, states: Mapping[int, State]) -> dict[int, State]:
         """Write the next states, and return references to them; an empty one is not written."""
-        found = dict(states)
+        references = dict(states)
         try:
             for entries in self.folder.write(self.round, ((c, state) for c, state in states.items() if state)):
-                found |= {client: StoredState(entry, platform.node()) for client, entry in entries.items()}
+                references |= {client: StoredState(entry, platform.node()) for client, entry in entries.items()}
         except FileNotFoundError as error:
-            raise self.folder.unseen() from error
+            raise self.folder.unseen_error() from error
         except OSError as error:
-            raise self.folder.full(self.round, error) from error
-        return found
+            raise self.folder.full_error(self.round, error) from error
+        return references
 
 
 @dataclass
@@ -277,7 +277,7 @@ class StateStore:
         self._new: set[int] = set()  # clients whose states are in memory alone
         self._used = 0  # bytes in memory
         self._live: dict[StateFile, int] = {}  # bytes of the states that count in each file
-        self._held: set[str] = set()  # files to which checkpoints refer
+        self._pinned: set[str] = set()  # files to which checkpoints refer
         self._damage = ""
 
     @property
@@ -323,13 +323,13 @@ class StateStore:
                 if isinstance(state, StoredState):
                     assert self.folder is not None
                     update.stored.add(client)
-                    update.entries[client] = self.folder.adopted(client, state)
+                    update.entries[client] = self.folder.entry_of(client, state)
             waiting = {client: self._trees[client] for client in self._new - states.keys()} | trees if bounded else {}
             if self.folder is not None and sum(nbytes(flat(state)) for state in waiting.values()) > self.room:
                 try:
                     update.entries |= self._write(waiting, update.stored, round)
                 except OSError as error:
-                    raise self.folder.full(round, error) from error
+                    raise self.folder.full_error(round, error) from error
         except BaseException:
             update.withdraw()
             raise
@@ -351,7 +351,7 @@ class StateStore:
         self._adopt(StateUpdate(self, {}, entries))
         if self._live:
             atomic.sync_folder(self.folder.path)
-        self._held |= self.files  # even if the checkpoint cannot be finished, it may be there
+        self._pinned |= self.files  # even if the checkpoint cannot be finished, it may be there
         clients, files = sorted(self._entries), sorted(self._live)
         number = {file: at for at, file in enumerate(files)}
         return {
@@ -363,7 +363,7 @@ class StateStore:
             "sha256": torch.tensor(list(b"".join(file.sha256 for file in files)), dtype=torch.uint8).reshape(-1, 32),
         }
 
-    def opened(self, index: Mapping[str, Tensor]) -> StateStore:
+    def open(self, index: Mapping[str, Tensor]) -> StateStore:
         """The store as of a checkpoint with this index; states for which there is room are read.
 
         Raises:
@@ -386,7 +386,7 @@ class StateStore:
                 first = flat(self.first(client, tensors))
                 check_forms(tensors, first, f"the {self.folder.noun} of client {client}")
             store._refer(client, StateEntry(files[at], size))
-        store._held = set(store.files)
+        store._pinned = set(store.files)
         if sum(store._live.values()) <= self.room:
             try:
                 for client in store.clients:
@@ -401,13 +401,13 @@ class StateStore:
         self.folder.path.mkdir(parents=True, exist_ok=True)
         return BlockFiles(self.folder, round, {c: self._entries[c].file for c in clients if c in self._entries})
 
-    def damaged(self, error: LostState) -> None:
+    def mark_damaged(self, error: LostState) -> None:
         """Take note that a file was found damaged; no checkpoint will be written with it."""
         self._damage = error.what
 
     def pin(self, files: Collection[str]) -> None:
         """Set the files to which checkpoints refer."""
-        self._held = set(files)
+        self._pinned = set(files)
 
     def __iter__(self) -> Iterator[tuple[int, State]]:
         return ((client, self._peek(client)) for client in self.clients)
@@ -415,21 +415,21 @@ class StateStore:
     def __len__(self) -> int:
         return len(self._entries) + len(self._new)
 
-    def _write(self, waiting: Mapping[int, State], gone: Collection[int], round: int) -> dict[int, StateEntry]:
-        """Write states, and others whose files are too empty; ``gone`` are in other files already."""
+    def _write(self, waiting: Mapping[int, State], stored: Collection[int], round: int) -> dict[int, StateEntry]:
+        """Write states, and others whose files are too empty; ``stored`` are in other files already."""
         assert self.folder is not None
-        stale = self._stale({*waiting, *gone}, sum(nbytes(flat(state)) for state in waiting.values()))
-        found: dict[int, StateEntry] = {}
+        stale = self._stale({*waiting, *stored}, sum(nbytes(flat(state)) for state in waiting.values()))
+        new_entries: dict[int, StateEntry] = {}
         if waiting or stale:
             self.folder.path.mkdir(parents=True, exist_ok=True)
         try:
             moved = ((client, self._peek(client)) for client in stale)
             for entries in self.folder.write(round, chain(sorted(waiting.items()), moved)):
-                found |= entries
+                new_entries |= entries
         except BaseException:
-            self._discard({entry.file for entry in found.values()})
+            self._discard({entry.file for entry in new_entries.values()})
             raise
-        return found
+        return new_entries
 
     def _stale(self, superseded: Collection[int], new: int) -> list[int]:
         """Clients of the emptiest files, until files take no more than ``SPARE`` times the bytes that count.
@@ -479,7 +479,7 @@ class StateStore:
 
     def _discard(self, files: Collection[StateFile]) -> None:
         """Remove files to which neither the store nor a checkpoint refers."""
-        for name in {file.name for file in files} - self.files - self._held:
+        for name in {file.name for file in files} - self.files - self._pinned:
             assert self.folder is not None
             atomic.discard(self.folder.path / name)
 
@@ -504,7 +504,7 @@ class StateStore:
         try:
             return self.folder.read(client, self._entries[client].file, self.device)
         except LostState as error:
-            self.damaged(error)
+            self.mark_damaged(error)
             raise
 
 
@@ -541,16 +541,16 @@ def forms(tensors: Mapping[str, Tensor]) -> Forms:
     return {key: (value.dtype, [*value.shape], 0) for key, value in tensors.items()}
 
 
-def check_forms(found: Forms, start: Mapping[str, Tensor], what: str) -> None:
+def check_forms(tensors: Forms, start: Mapping[str, Tensor], what: str) -> None:
     """Raise a ``ValueError`` if a state has a tensor in another shape or type than at the start.
 
     A part may leave out what it no longer needs and add what it had not, and a dimension that is 0 at the start may
     have grown.
     """
-    for key in sorted(OWN & (start.keys() ^ found.keys())):
+    for key in sorted(OWN & (start.keys() ^ tensors.keys())):
         raise ValueError(f"{what} {'lacks' if key in start else 'has'} {key}, unlike this method's")
-    for key in start.keys() & found.keys():
-        (dtype, shape, _), value = found[key], start[key]
+    for key in start.keys() & tensors.keys():
+        (dtype, shape, _), value = tensors[key], start[key]
         grown = [size if now or key in OWN else 0 for size, now in zip(shape, value.shape, strict=False)]
         if dtype != value.dtype or len(shape) != value.ndim or grown != [*value.shape]:
             raise ValueError(f"{what} has {key} in another shape or type than this method and model")
@@ -591,20 +591,20 @@ def nested(tensors: Mapping[str, Tensor]) -> State:
 
 def state_bytes(plan: ClientPlan, server: Server) -> int:
     """Largest size of one client's state in bytes: private parameters and buffers, and its parts' states."""
-    own = 0
+    private_bytes = 0
     if plan.private_size and plan.method.keeps_private:
         buffers = plan.layout.buffer_size - (0 if plan.is_paired else plan.layout.shared_buffers)
-        own = plan.private_size * plan.theta0.itemsize + buffers * plan.buffers0.itemsize
-    return own + sum(map(nbytes, first_state(plan, server.theta).values()))
+        private_bytes = plan.private_size * plan.theta0.itemsize + buffers * plan.buffers0.itemsize
+    return private_bytes + sum(map(nbytes, first_state(plan, server.theta).values()))
 
 
-def client_forms(plan: ClientPlan, first: State, found: Forms) -> State:
+def client_forms(plan: ClientPlan, first: State, tensors: Forms) -> State:
     """A client's first state, with private values if it has come to keep some, of the same shapes and types."""
-    if "personal|private" not in found or not (plan.private_size and plan.method.keeps_private):
+    if "personal|private" not in tensors or not (plan.private_size and plan.method.keeps_private):
         return first
     private = plan.theta0.new_empty(plan.private_size, device="meta")
     buffers = plan.buffers0[0 if plan.is_paired else plan.layout.shared_buffers :]
-    if plan.is_paired and found.get("personal|buffers", (None, [0]))[1] == [0]:  # v's, before its first pass
+    if plan.is_paired and tensors.get("personal|buffers", (None, [0]))[1] == [0]:  # v's, before its first pass
         buffers = buffers[:0]
     return {**first, "personal": {**first.get("personal", {}), "private": private, "buffers": buffers}}
 
@@ -612,9 +612,9 @@ def client_forms(plan: ClientPlan, first: State, found: Forms) -> State:
 def model_forms(plan: ClientPlan, models: Models) -> Callable[[int, Forms], State]:
     """A topology's models as at the start, as they are stored."""
 
-    def of(number: int, found: Forms) -> State:
+    def of(number: int, tensors: Forms) -> State:
         state = models.after({number: models.first(number)}).changed[number]
-        return {place: own for place, own in state.items() if place not in plan.common}
+        return {place: tree for place, tree in state.items() if place not in plan.common}
 
     return of
 
@@ -651,14 +651,14 @@ def collect_garbage(folder: Path, stores: Mapping[str, StateStore | None]) -> No
             continue
         try:
             pinned = {file for path in available(folder) for file in _files_of(path / f"{name}.safetensors")}
-            found = list(home.iterdir())
+            paths = list(home.iterdir())
         except (OSError, LookupError, TypeError, ValueError, SafetensorError):
             continue  # an unreadable checkpoint may refer to any file
         if store is not None:
             store.pin(pinned)
-        needed = pinned if store is None else pinned | store.files
-        for path in found:
-            if path.name not in needed:
+        file_names = pinned if store is None else pinned | store.files
+        for path in paths:
+            if path.name not in file_names:
                 atomic.discard(path)
 
 

@@ -35,13 +35,13 @@ def headline(method: Method, evaluation: Evaluation) -> str:
     selects = scope == VALIDATION and {"global", "clients"} & {*evaluation.what}  # and tests judge
     if not selects and evaluation.metric != f"global/{first}" and first in evaluation.metric.split("/"):
         return evaluation.metric
-    own = (
+    is_personal = (
         method.keeps_own
         or (overrides(method.personal, "is_private") and method.keeps_private)
         or not method.adaptation.is_identity
         or not method.topology.is_identity
     )
-    return f"clients/{first}/mean" if own else f"global/{first}"
+    return f"clients/{first}/mean" if is_personal else f"global/{first}"
 
 
 def curve(history: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:
@@ -105,7 +105,7 @@ def summarise(
     rounds, values = curve(history, settings.metric)
     direction = "max" if settings.maximise else "min"
     best = best_of(history, settings)
-    asked = sum(record["cohort"] for record in history)
+    invitations = sum(record["cohort"] for record in history)
     network = plan.levels[0].layout  # of the largest level; with clusters, the one network that a client trains
     upload = network.size + network.buffer_size
     summary: dict[str, Any] = {
@@ -117,18 +117,18 @@ def summarise(
         "best": None if best is None else {"metric": settings.metric, "round": best[0], "value": best[1]},
         "data": conventions(experiment.federation.train.arrays, experiment.federation.provenance),
         "failures": [_describe(failure) for failure in failures[:100]],
-        "left_out": {"count": len(failures), "share": round(len(failures) / max(asked, 1), 6)},
+        "left_out": {"count": len(failures), "share": round(len(failures) / max(invitations, 1), 6)},
     }
     if settings.target is not None:
         reached = rounds_to_target(values, rounds, settings.target, direction)
         up = sum(record["comm/up_params"] for record in history if reached is None or record["round"] <= reached)
-        sent = [record["comm/params"] for record in history if record.get(settings.metric) is not None]
+        parameters = [record["comm/params"] for record in history if record.get(settings.metric) is not None]
         clock = [record["clock"] for record in history if record.get(settings.metric) is not None and "clock" in record]
         summary["target"] = {
             "metric": settings.metric,
             "value": settings.target,
             "round": reached,
-            "params": parameters_to_target(values, sent, settings.target, direction),
+            "params": parameters_to_target(values, parameters, settings.target, direction),
             **({"clock": seconds_to_target(values, clock, settings.target, direction)} if clock else {}),
             "fedavg_rounds": None if reached is None else fedavg_rounds(up, upload, experiment.cohort_size),
             "fedavg_rounds_spent": fedavg_rounds(up, upload, experiment.cohort_size),
@@ -143,21 +143,23 @@ def _describe(failure: Failure) -> dict[str, Any]:
 
 
 def warnings(
-    history: Sequence[dict[str, Any]], failures: Sequence[Failure], experiment: Experiment, tested: int
+    history: Sequence[dict[str, Any]], failures: Sequence[Failure], experiment: Experiment, test_clients: int
 ) -> list[str]:
     """Warnings on a final model that diverged, on metrics without a value, and on updates that were left out.
 
-    The last if they are all of a round, or many, or if one raised an exception. ``tested`` is the number of clients
-    with test samples. Clients dropped by ``drop_rate`` do not count.
+    Updates are warned of if a round lost all of them, if many were left out, or if one raised an exception.
+    ``test_clients`` is the number of clients with test samples. Clients dropped by ``drop_rate`` do not count.
     """
     lines, method = [], experiment.method
     idle = sum(record["failures"] == record["cohort"] > 0 for record in history)
     if idle:
         lines.append(f"in {idle} of {len(history)} rounds no update could be used.")
-    asked = sum(record["cohort"] for record in history)
+    invitations = sum(record["cohort"] for record in history)
     lost = [failure for failure in failures if failure.kind is not FailureKind.ABSENT]
-    if len(lost) > LEFT_OUT * asked or any(failure.kind is FailureKind.CODE for failure in lost):
-        lines.append(f"{len(lost)} of {asked} updates ({len(lost) / asked:.0%}) were left out; the first: {lost[0]}.")
+    if len(lost) > LEFT_OUT * invitations or any(failure.kind is FailureKind.CODE for failure in lost):
+        lines.append(
+            f"{len(lost)} of {invitations} updates ({len(lost) / invitations:.0%}) were left out; the first: {lost[0]}."
+        )
     last = next((record for record in reversed(history) if LOSSES & record.keys()), {})
     wrong = [key for key in sorted(LOSSES & last.keys()) if not isfinite(nan if last[key] is None else last[key])]
     if wrong:
@@ -174,10 +176,10 @@ def warnings(
                     "outputs are not finite; patience and a target wait for a value."
                 )
         final = next((record for record in reversed(history) if f"clients/{metric}/clients" in record), {})
-        if 0 < (counted := int(final.get(f"clients/{metric}/clients") or 0)) < tested:
+        if 0 < (count := int(final.get(f"clients/{metric}/clients") or 0)) < test_clients:
             lines.append(
-                f"clients/{metric}/… in round {final['round']} are over {counted} of {tested} clients: for the others "
-                "the metric is undefined, or their model's outputs are not finite."
+                f"clients/{metric}/… in round {final['round']} are over {count} of {test_clients} clients: for the "
+                "others the metric is undefined, or their model's outputs are not finite."
             )
     if method.adaptation.needs.features and (last.get("clients/loss/mean") or 0) > FAR:
         lines.append(

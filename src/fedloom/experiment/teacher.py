@@ -30,8 +30,8 @@ def warm_start(model: nn.Module, init: Path, federation: Federation) -> None:
         ConfigError: if there is no such model, it has other tensors, or it learnt other classes, columns or tokens.
     """
     if init.is_dir():
-        known = RunDirectory(init).summary().get("data", {})
-        compare(known, conventions(federation.train.arrays, federation.provenance), f"init={init}")
+        facts = RunDirectory(init).summary().get("data", {})
+        compare(facts, conventions(federation.train.arrays, federation.provenance), f"init={init}")
         init /= "model.safetensors"
     if not init.is_file():
         why = "holds no model; it has not ended" if init.parent.is_dir() and init.name == "model.safetensors" else ""
@@ -67,9 +67,9 @@ def _from_run(path: Path, federation: Federation) -> nn.Module:
         ) from error
     try:
         entry = models[str(config["model"].get("name"))]
-        own = {name: p for name, p in entry.parameters.items() if name not in ("classes", "inputs")}
-        chosen = {name: value for name, value in config["model"].items() if name != "name"}
-        settings = from_plain(own, validate(f"model {entry.name!r}", "model.", own, chosen))
+        parameters = {name: p for name, p in entry.parameters.items() if name not in ("classes", "inputs")}
+        values = {name: value for name, value in config["model"].items() if name != "name"}
+        settings = from_plain(parameters, validate(f"model {entry.name!r}", "model.", parameters, values))
         with torch.random.fork_rng(devices=[]):  # initialisation must not advance the global random stream
             model = entry.make(classes=federation.classes, inputs=_shape(federation), **settings)
         _refuse_private(config, model)
@@ -77,21 +77,21 @@ def _from_run(path: Path, federation: Federation) -> nn.Module:
         raise ConfigError(f"teacher={path} cannot be used: {error}") from error
     data = f"inputs of shape {_shape(federation)} in {federation.classes} classes"
     adapters.fill(model, weights, f"the teacher {path}", data)
-    ours = conventions(federation.train.arrays, federation.provenance)
-    compare(run.summary().get("data", {}), ours, f"the teacher {path}")
+    data_facts = conventions(federation.train.arrays, federation.provenance)
+    compare(run.summary().get("data", {}), data_facts, f"the teacher {path}")
     return model
 
 
 def _refuse_private(config: Mapping[str, Any], model: nn.Module) -> None:
     """Raise ``ConfigError`` if a run keeps some parameters at its clients."""
-    chosen = config.get("method")
-    if "clients" not in config or not isinstance(chosen, dict):
+    method_config = config.get("method")
+    if "clients" not in config or not isinstance(method_config, dict):
         return
-    method = compose(methods, resolve_method(methods, chosen))
+    method = compose(methods, resolve_method(methods, method_config))
     if any(map(method.private_in(model), model.state_dict())):
         raise ConfigError(
-            f"it is a run of {chosen['name']!r}, which keeps parameters at its clients: its server model is only "
-            "partly trained."
+            f"it is a run of {method_config['name']!r}, which keeps parameters at its clients: its server model is "
+            "only partly trained."
         )
 
 

@@ -25,8 +25,8 @@ STORE = "mlflow.db"
 def files(directory: RunDirectory) -> list[Path]:
     """The files of a run directory that are uploaded: not checkpoints, single runs of a search, caches or links."""
     paths = [*directory.path.iterdir(), *(directory.figures.iterdir() if directory.figures.is_dir() else ())]
-    own = (path for path in paths if path.is_file() and not path.is_symlink())
-    return sorted(path for path in own if not path.name.startswith((".", STORE)))
+    regular_files = (path for path in paths if path.is_file() and not path.is_symlink())
+    return sorted(path for path in regular_files if not path.name.startswith((".", STORE)))
 
 
 class Tracker(Callback):

@@ -28,7 +28,7 @@ from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.evaluator import Evaluator
 from fedloom.experiment.passes import LoadedModel
 from fedloom.experiment.runtime import reproducible
-from fedloom.experiment.setup import placed
+from fedloom.experiment.setup import to_device
 from fedloom.experiment.snapshot import Snapshot
 from fedloom.experiment.store import StateStore
 from fedloom.rounds import meta
@@ -90,10 +90,10 @@ class TrainedRun(RunRecords):
         history: Sequence[Mapping[str, Any]],
         summary: Mapping[str, Any],
         path: Path | None = None,
-        apart: bool = False,
+        is_deployment: bool = False,
     ) -> None:
         super().__init__(history, summary, path)
-        self.evaluator, self.snapshot, self.apart = evaluator, snapshot, apart
+        self.evaluator, self.snapshot, self.is_deployment = evaluator, snapshot, is_deployment
         self.federation, self.plan = evaluator.federation, evaluator.plan
 
     def __repr__(self) -> str:
@@ -109,10 +109,14 @@ class TrainedRun(RunRecords):
         """
         self._refuse_without_models()
         if self.plan.has_private:
-            others = "of a node, fedloom deploy predict there" if self.apart else "of a client, client(0) or --client 0"
+            source = (
+                "of a node, fedloom deploy predict there"
+                if self.is_deployment
+                else "of a client, client(0) or --client 0"
+            )
             raise ConfigError(
                 f"with personal {label(self.plan.method.personal)!r} clients keep parameters to themselves, so that "
-                f"the server has no whole model; use that {others}, or of a new one, adapt(x, y)."
+                f"the server has no whole model; use that {source}, or of a new one, adapt(x, y)."
             )
         self._refuse_without_mean("client(0) or --client 0")
         server = self.snapshot.server
@@ -133,7 +137,7 @@ class TrainedRun(RunRecords):
                 round.
         """
         self._refuse_without_models()
-        if self.apart and (self.plan.private_size or not self.plan.method.adaptation.is_identity):
+        if self.is_deployment and (self.plan.private_size or not self.plan.method.adaptation.is_identity):
             use = f"call adapt(x, y) for a new client{'' if self.plan.has_private else ', and server is its own'}"
             raise ConfigError(
                 "a deployment's data and its clients' own models stay with the nodes, where fedloom deploy predict "
@@ -143,8 +147,8 @@ class TrainedRun(RunRecords):
         plan, snapshot = self.plan, self.snapshot
         support = None
         if not plan.method.adaptation.is_identity:
-            own = self.federation.train.client(number)
-            support = Batch(own.x, own.y)
+            samples = self.federation.train.client(number)
+            support = Batch(samples.x, samples.y)
         model = self._deployed(plan, snapshot.store.get(number), self._uses[number], support)
         return replace(model, arrays=self.federation.train.named(number))
 
@@ -165,17 +169,20 @@ class TrainedRun(RunRecords):
         if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
             raise ConfigError(f"rounds is {rounds!r}, but it must be a whole number of at least 1.")
         server = self.snapshot.server
-        data = self._as_deployed(self.plan.model).labelled(x, y)
-        with self._as_deployed(self.plan.model).known(data.x):  # before the method trains on them
+        data = self._as_deployed(self.plan.model).labelled_arrays(x, y)
+        with self._as_deployed(self.plan.model).refusing_unknown(data.x):  # before the method trains on them
             data = replace(data, x=data.x.to(server.theta.device), y=data.y.to(server.theta.device))
-        plan, number = _joined(self.plan, data), self.plan.population.clients
+        plan, number = _with_client(self.plan, data), self.plan.population.clients
         store = StateStore()
         if plan.private_size:
-            mine = plan.levels[plan.level[number]]
-            compute, states = computes.make("live")(mine), client_states(plan, server.broadcast(plan).theta, store)
+            level_plan = plan.levels[plan.level[number]]
+            compute, states = (
+                computes.make("live")(level_plan),
+                client_states(plan, server.broadcast(plan).theta, store),
+            )
             with reproducible():
                 for ahead in range(rounds):
-                    down = replace(server, round=server.round + ahead).broadcast(plan).at(mine)
+                    down = replace(server, round=server.round + ahead).broadcast(plan).at(level_plan)
                     down = replace(down, invited=(number,))
                     (result,) = compute.work(down, [number], [states(number)])
                     if (failure := result.failure) is not None:
@@ -185,7 +192,7 @@ class TrainedRun(RunRecords):
 
     def with_state(self, number: int, state: State | None, x: Any, y: Any) -> DeployedModel:
         """The model of the client with this number and state; ``adapt`` says how it is adapted to its samples."""
-        plan, data = self.plan, self._as_deployed(self.plan.model).labelled(x, y)
+        plan, data = self.plan, self._as_deployed(self.plan.model).labelled_arrays(x, y)
         device = self.snapshot.server.theta.device
         support = None if plan.method.adaptation.is_identity else Batch(data.x.to(device), data.y.to(device))
         uses = plan.method.personal.uses(number, lambda: own_values(state), 0)
@@ -212,7 +219,7 @@ class TrainedRun(RunRecords):
         """
         self._refuse_without_models()
         plan, store, here = self.plan, self.snapshot.store, self.federation
-        if self.apart and federation is None:
+        if self.is_deployment and federation is None:
             raise ConfigError("a deployment's data stay with the nodes; give the federation to evaluate on.")
         if federation is not None:
             if plan.private_size or self.snapshot.server.models is not None:
@@ -221,18 +228,20 @@ class TrainedRun(RunRecords):
                     f"with {label(part)!r} clients have their own models; for a client of "
                     "another federation call adapt(x, y)."
                 )
-            ours, theirs = (conventions(each.train.arrays, each.provenance) for each in (federation, self.federation))
-            compare(theirs, ours, "the run's model")
-            here = placed(federation, plan.layout.dtype, plan.device)
-            plan, store = replace(plan, data=here.train, validation=None, all_clients=None), StateStore()
-            known, new = (
-                f"of shape {list(each.train.arrays.x.shape[1:])} in {each.classes} classes"
-                for each in (self.federation, here)
+            data_facts, model_facts = (
+                conventions(data.train.arrays, data.provenance) for data in (federation, self.federation)
             )
-            if known != new:
-                raise ConfigError(f"the run's model takes samples {known}, but these are {new}.")
+            compare(model_facts, data_facts, "the run's model")
+            here = to_device(federation, plan.layout.dtype, plan.device)
+            plan, store = replace(plan, data=here.train, validation=None, all_clients=None), StateStore()
+            expected, actual = (
+                f"of shape {list(data.train.arrays.x.shape[1:])} in {data.classes} classes"
+                for data in (self.federation, here)
+            )
+            if expected != actual:
+                raise ConfigError(f"the run's model takes samples {expected}, but these are {actual}.")
         settings = self.evaluator.settings if evaluation is None else evaluation
-        fitted = settings.fitted(plan.targets or CLASSES, len(here.test) > 0)
+        fitted = settings.for_targets(plan.targets or CLASSES, len(here.test) > 0)
         what = tuple(name for name in fitted.what if name not in ("average", "cohort", "received"))
         evaluator = Evaluator(plan, here, replace(fitted, what=what, server_average=0.0))
         with reproducible():
@@ -273,7 +282,7 @@ class TrainedRun(RunRecords):
         tested = self.federation.held_out.index.sizes > 0
         for clients in (np.flatnonzero(tested), np.flatnonzero(~tested)):
             with exact_gpu():
-                for client, use in zip(clients, self.evaluator.chosen(server, store, clients), strict=True):
+                for client, use in zip(clients, self.evaluator.uses(server, store, clients), strict=True):
                     uses[client] = use
         return uses
 
@@ -308,10 +317,10 @@ class TrainedRun(RunRecords):
             )
 
 
-def _joined(plan: ClientPlan, new: Arrays) -> ClientPlan:
+def _with_client(plan: ClientPlan, new: Arrays) -> ClientPlan:
     """The plan of a federation in which a client with these samples comes last; it holds no others' rows."""
     before = plan.population
     sizes = np.append(before.sizes, len(new))
     index = Index.of([*([[]] * before.clients), np.arange(len(new))])
-    whole = Population(before.clients + 1, sizes, float(sizes.mean()))
-    return replace(plan, data=Split(new, index), validation=None, all_clients=whole)
+    population = Population(before.clients + 1, sizes, float(sizes.mean()))
+    return replace(plan, data=Split(new, index), validation=None, all_clients=population)

@@ -23,7 +23,7 @@ from fedloom.base.checks import at_least
 from fedloom.base.errors import CheckpointError, ConfigError, FedLoomError
 from fedloom.base.files import writing
 from fedloom.experiment import checkpoint as checkpoints
-from fedloom.experiment.callbacks import Callback, RunInfo, added, numbers
+from fedloom.experiment.callbacks import Callback, RunInfo, numbers, with_measurements
 from fedloom.experiment.checkpoint import Checkpoint
 from fedloom.experiment.fingerprint import differences
 from fedloom.experiment.rundir import VERSION, Columns, RunDirectory, Status, jsonable
@@ -34,16 +34,16 @@ from fedloom.experiment.store import check_forms, forms
 class Interruptible:
     """Turns SIGINT and SIGTERM into ``KeyboardInterrupt``, and defers them while state is being changed.
 
-    Used as a context manager around a run; inside it, ``with held():`` marks sections that must not be interrupted, and
-    ``finish`` is called with the status and the reason if it ends early. The exception is raised again before such a
-    section if it was lost, as Python ignores all exceptions in finalisers and callbacks of the garbage collector.
+    Used as a context manager around a run; inside it, ``with defer():`` marks sections that must not be interrupted,
+    and ``finish`` is called with the status and the reason if it ends early. The exception is raised again before such
+    a section if it was lost, as Python ignores all exceptions in finalisers and callbacks of the garbage collector.
     Outside the main thread, where Python delivers no signals, it does nothing.
     """
 
     def __init__(self, finish: Callable[[Status, str | None], object]) -> None:
         self._finish = finish
-        self._holding = False
-        self._came = False
+        self._is_deferring = False
+        self._has_signal = False
         self._previous: dict[int, object] = {}
 
     def __enter__(self) -> Interruptible:
@@ -61,23 +61,23 @@ class Interruptible:
             self._finish(Status.FAILED, str(error))
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self._came = True
-        if not self._holding:
+        self._has_signal = True
+        if not self._is_deferring:
             raise KeyboardInterrupt
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def defer(self) -> Iterator[None]:
         """Defer signals until the end of the block; a signal that came before it raises instead of entering it."""
         self._stop_if_asked()
-        self._holding = True
+        self._is_deferring = True
         try:
             yield
         finally:
-            self._holding = False
+            self._is_deferring = False
         self._stop_if_asked()
 
     def _stop_if_asked(self) -> None:
-        if self._came:
+        if self._has_signal:
             raise KeyboardInterrupt
 
 
@@ -203,7 +203,7 @@ class Trainer:
         self.saved = -1  # the round of the last checkpoint
         self.restored: Path | None = None  # the checkpoint on which the next round builds
         self.changes: list[Record] = []  # of settings: after which round, and which
-        self.moved: list[str] = []  # what differs between the surroundings of the next round and those of the first
+        self.environment_changes: list[str] = []  # differences between the environments of the next round and the first
 
     def run(self, resume: bool | Path | str = False, *, or_begin: bool = False) -> dict[str, Any]:
         """Run to the end and return the summary.
@@ -246,13 +246,13 @@ class Trainer:
                 started = time.perf_counter()
                 with self._resuming():
                     step = task.step()
-                measured = [(callback, numbers(callback, step)) for callback in self.callbacks]
-                with signals.held():
-                    self._commit(step, measured, started)
+                measurements = [(callback, numbers(callback, step)) for callback in self.callbacks]
+                with signals.defer():
+                    self._commit(step, measurements, started)
         return self._finish(Status.FINISHED if reason is None else Status.STOPPED, reason)
 
     def _resuming(self) -> AbstractContextManager[None]:
-        """A block in which errors of the first round after a checkpoint are told of the checkpoint."""
+        """A block that names the checkpoint in errors of the first round after it."""
         return nullcontext() if self.restored is None else checkpoints.refusing(self.restored)
 
     def _should_stop(self) -> str | None:
@@ -267,9 +267,9 @@ class Trainer:
             return
         identity = task.identity()
         marks = {"kind": task.kind, "version": VERSION}
-        kept = {"checkpoint": {"every": self.checkpoint_every, "keep": self.keep}}
-        here = environment()
-        config = {**kept, **task.config, **marks, "identity": identity, **here}
+        checkpoint_settings = {"checkpoint": {"every": self.checkpoint_every, "keep": self.keep}}
+        current = environment()
+        config = {**checkpoint_settings, **task.config, **marks, "identity": identity, **current}
         if or_begin:
             refuse_lost_config(directory)
         stored = directory.continued() if resume and (directory.is_begun or not or_begin) else None
@@ -284,13 +284,14 @@ class Trainer:
                 last = task.round - bool(changed)  # what is changed now takes the place of a change after this round
                 self.changes = [change for change in stored.get("changes", []) if change["after"] <= last]
                 self.changes += [{"after": task.round, "changed": changed}] if changed else []
-                for one in self.changes:
+                for change in self.changes:
                     task.warnings.append(
-                        f"the run went on with other settings after round {one['after']}: {'; '.join(one['changed'])}."
+                        f"the run went on with other settings after round {change['after']}: "
+                        f"{'; '.join(change['changed'])}."
                     )
                 if task.round:  # the rounds so far were not computed here
-                    made = {key: stored[key] for key in here if key in stored}
-                    self.moved, config = differences(made, here), config | made
+                    origin = {key: stored[key] for key in current if key in stored}
+                    self.environment_changes, config = differences(origin, current), config | origin
                 directory.describe(config | ({"changes": self.changes} if self.changes else {}), task.citations)
             task.prepare(directory)
 
@@ -318,21 +319,21 @@ class Trainer:
     def _go_back(self, directory: RunDirectory, resume: bool | Path, stored: Mapping[str, Any]) -> None:
         """Restore the state of a checkpoint, and discard everything after it."""
         task, available = self.task, checkpoints.available(directory.checkpoints)
-        chosen = available[-1] if available else None
+        checkpoint_path = available[-1] if available else None
         if isinstance(resume, Path):
-            chosen = next((path for path in available if path.resolve() == resume.resolve()), None)
-            if chosen is None:
+            checkpoint_path = next((path for path in available if path.resolve() == resume.resolve()), None)
+            if checkpoint_path is None:
                 raise CheckpointError(f"{resume} is not a checkpoint of {directory.path}.")
-        if chosen is not None:
-            with checkpoints.refusing(chosen):
-                checkpoint = checkpoints.read(chosen)
+        if checkpoint_path is not None:
+            with checkpoints.refusing(checkpoint_path):
+                checkpoint = checkpoints.read(checkpoint_path)
                 if lost := directory.missing(checkpoint.round, checkpoint.facts.get("records")):
                     raise ValueError(f"{lost}, which it needs")
                 restore(task, checkpoint)
-            for later in available[available.index(chosen) + 1 :]:
+            for later in available[available.index(checkpoint_path) + 1 :]:
                 checkpoints.remove(later)
-            self.saved, self.restored = task.round, chosen
-        elif directory.outran(stored):
+            self.saved, self.restored = task.round, checkpoint_path
+        elif directory.has_lost_checkpoints(stored):
             raise CheckpointError(
                 f"{directory.path} has lost its checkpoints: rounds are on record, but none is left to continue from; "
                 "put the folder checkpoint back, or start again in another directory."
@@ -340,17 +341,17 @@ class Trainer:
         task.collect_garbage(directory.checkpoints)  # files that a killed run wrote after this checkpoint
         task.history[:] = directory.rewind(task.round)
 
-    def _commit(self, step: Any, measured: Sequence[tuple[Callback, Record]], started: float) -> None:
+    def _commit(self, step: Any, measurements: Sequence[tuple[Callback, Record]], started: float) -> None:
         """End the round: commit it, record it, report it, and write a checkpoint if one is due."""
         task = self.task
         with self._resuming():
             record, tables = task.commit(step)
         self.restored = None
-        for callback, values in measured:
-            record = added(record, callback, values)
-        told = [text for one in self.changes if one["after"] + 1 == task.round for text in one["changed"]]
-        if told := told + self.moved:
-            record["changed"], self.moved = told, []
+        for callback, values in measurements:
+            record = with_measurements(record, callback, values)
+        sentences = [text for change in self.changes if change["after"] + 1 == task.round for text in change["changed"]]
+        if sentences := sentences + self.environment_changes:
+            record["changed"], self.environment_changes = sentences, []
         record["seconds"] = round(time.perf_counter() - started, 4)
         record = jsonable(record)
         if self.directory is not None:
@@ -396,10 +397,12 @@ class Trainer:
             **task.summarise(status),
         }
         summary["warnings"] = [*summary.get("warnings", []), *task.warnings]
-        warned = [text for one in self.changes for text in one["changed"]]
-        lists = ((one["round"], one["changed"]) for one in task.history if isinstance(one.get("changed"), list))
-        moved = [(n, rest) for n, told in lists if (rest := [str(text) for text in told if text not in warned])]
-        summary["notes"] = [*task.notes, *(f"from round {n} on: {'; '.join(what)}." for n, what in moved)]
+        warned = [text for change in self.changes for text in change["changed"]]
+        lists = (
+            (record["round"], record["changed"]) for record in task.history if isinstance(record.get("changed"), list)
+        )
+        changes = [(n, rest) for n, texts in lists if (rest := [str(text) for text in texts if text not in warned])]
+        summary["notes"] = [*task.notes, *(f"from round {n} on: {'; '.join(what)}." for n, what in changes)]
         if self.directory is not None and not (status.ended and self.saved != task.round):  # or it is not complete
             try:
                 task.write(self.directory, status)
@@ -420,12 +423,12 @@ def load(task: TrainerTask, directory: RunDirectory, round: int | None = None) -
     stored = checkpoints.available(directory.checkpoints)
     if not stored:
         raise CheckpointError(f"{directory.path} has no checkpoint, and so no models to load.")
-    chosen = stored[-1] if round is None else checkpoints.of_round(directory.checkpoints, round)
-    if chosen not in stored:
-        there = ", ".join(str(checkpoints.located(path)[1]) for path in stored)
+    checkpoint_path = stored[-1] if round is None else checkpoints.of_round(directory.checkpoints, round)
+    if checkpoint_path not in stored:
+        there = ", ".join(str(checkpoints.run_and_round(path)[1]) for path in stored)
         raise CheckpointError(f"{directory.path} has no checkpoint of round {round}; it has those of {there}.")
-    with checkpoints.refusing(chosen):
-        checkpoint = checkpoints.read(chosen)
+    with checkpoints.refusing(checkpoint_path):
+        checkpoint = checkpoints.read(checkpoint_path)
         history = [record for record in directory.metrics() if record["round"] <= checkpoint.round]
         if len(history) < checkpoint.round:  # which restoring it may count one by one
             raise ValueError(f"metrics.jsonl has {len(history)} of its {checkpoint.round} rounds")

@@ -16,11 +16,11 @@ import numpy as np
 from fedloom.base.errors import ConfigError
 from fedloom.base.ranges import Count, NonNegativeInt, Positive
 from fedloom.base.registry import Ranged, Registry
-from fedloom.cli.predict import run_and_files, trained
+from fedloom.cli.predict import load_run, run_and_files
 from fedloom.config.overrides import parse
 from fedloom.config.sections import Choice, Tree
 from fedloom.experiment.console import plural, relpath
-from fedloom.experiment.deployed import DeployedModel, refuse_other
+from fedloom.experiment.deployed import DeployedModel, check_extension
 from fedloom.experiment.trained import TrainedRun
 from fedloom.parts.mixing.ssa import SelfSupervised
 from fedloom_apps.customise.calibration import CCVR
@@ -200,7 +200,7 @@ def command(arguments: argparse.Namespace) -> int:
         raise ConfigError("method=target_prior makes no model, so there is nothing for --out; leave it out.")
     outs = [Path(arguments.out or f"{path.resolve().name}-{file.stem}.safetensors") for file in files]
     for out in outs if method.makes_model else ():
-        refuse_other(out, "safetensors")
+        check_extension(out, "safetensors")
         if out.exists() or outs.count(out) > 1:
             raise ConfigError(f"{out} exists already or would be written twice; choose another file with --out.")
     run, reports = _with_data(path), []
@@ -231,10 +231,10 @@ def command(arguments: argparse.Namespace) -> int:
 
 def _with_data(path: Path) -> TrainedRun:
     """The models of a federated run whose data can be read again."""
-    run = trained(path)
+    run = load_run(path)
     if not isinstance(run, TrainedRun):
         raise ConfigError(f"fedloom target makes models of a run of fedloom run, and {path} is another.")
-    if run.apart:
+    if run.is_deployment:
         raise ConfigError(
             "fedloom target needs sums over the clients' data, but a deployment's data stay with the nodes; what works "
             "is fedloom predict and fedloom export, with the server's model."
@@ -256,7 +256,7 @@ def as_plain_data(result: TargetModel) -> dict[str, Any]:
 def write_calibrated(method: CCVR, path: Path, file: str | None, as_json: bool) -> int:
     """Write the run's model with the head of CCVR, and measure both on the common test set, if there is one."""
     out = Path(file or f"{path.resolve().name}-ccvr.safetensors")
-    refuse_other(out, "safetensors")
+    check_extension(out, "safetensors")
     if out.exists():
         raise ConfigError(f"{out} exists already; choose another file with --out.")
     run = _with_data(path)

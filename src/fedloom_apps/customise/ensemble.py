@@ -29,7 +29,7 @@ from fedloom.data.augment import pipeline
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import RunResult
 from fedloom.experiment.runtime import pick_device, reproducible
-from fedloom.experiment.setup import make_plan, placed, server_data
+from fedloom.experiment.setup import make_plan, server_data, to_device
 from fedloom.experiment.snapshot import Snapshot
 from fedloom.parts.mixing.ssa import SelfSupervised, combined
 from fedloom.rounds.aggregate import mixture
@@ -267,7 +267,7 @@ class _Ensemble:
     def __init__(self, experiment: Experiment, result: RunResult) -> None:
         self.experiment = experiment
         device = pick_device(experiment.device)
-        self.federation: Federation = placed(experiment.federation, getattr(torch, experiment.dtype), device)
+        self.federation: Federation = to_device(experiment.federation, getattr(torch, experiment.dtype), device)
         plan = make_plan(experiment, self.federation, device)
         self.round = result.snapshot.server.round
         self.clients, self.models, self.buffers = last_models(plan, result.snapshot)

@@ -18,7 +18,7 @@ def linear_head(trained: TrainedRun, what: str) -> nn.Linear:
     """The head of the server's model; ``what`` needs it."""
     module = trained.server.module
     head = getattr(module, "head", None)
-    if trained.apart:
+    if trained.is_deployment:
         raise ConfigError("this run has no class statistics, since its clients did not share them.")
     if not trained.federation.classes_alike:
         raise ConfigError(f"{what} needs classes with the same numbers at all clients, but each of these has its own.")
@@ -32,7 +32,7 @@ def linear_head(trained: TrainedRun, what: str) -> nn.Linear:
 def features_of(server: DeployedModel, x: Tensor) -> Tensor:
     """φ(x), [N, d], of inputs as the run's data hold them."""
     pieces = x.split(server.measurement.settings.batch_size)
-    with torch.no_grad(), server.known(x):
+    with torch.no_grad(), server.refusing_unknown(x):
         return torch.cat([server.module.features(x.to(server.device)).flatten(1) for x in pieces]).cpu()  # type: ignore[operator]
 
 

@@ -20,7 +20,7 @@ from fedloom.config.sections import arguments
 from fedloom.core.federation import Arrays, Federation, Index, Population, Split
 from fedloom.core.method import Method
 from fedloom.experiment.experiment import Experiment
-from fedloom.experiment.setup import make_plan, placed
+from fedloom.experiment.setup import make_plan, to_device
 from fedloom.parts.uplink import ClipNoise
 from fedloom.rounds.exchange import State
 from fedloom.rounds.plan import ClientPlan
@@ -153,7 +153,7 @@ def prepare(assignment: Assignment, data: NodeData, most: float = float("inf")) 
     if numbers * getattr(torch, values["dtype"]).itemsize > most:
         raise Refusal(Code.QUOTA, f"the model has {numbers:,} numbers, more than a message of {most:,} bytes holds.")
     experiment = Experiment(method=method, federation=single_client, model=model, config=values, **conditions)
-    federation = placed(_federation(data, client, clients), getattr(torch, experiment.dtype), "cpu")
+    federation = to_device(_federation(data, client, clients), getattr(torch, experiment.dtype), "cpu")
     plan = make_plan(experiment, federation, "cpu")
     if assignment.model and assignment.model != model_digest(plan):
         raise Refusal(

@@ -318,7 +318,7 @@ class Node:
         """Loss and metrics of the deployed model, as means over the node's test samples, and their number."""
         if not len(workspace.federation.held_out.index.rows):
             return {"status": "done", "n": 0, "values": {}}
-        settings = workspace.experiment.evaluation.fitted(workspace.plan.targets or CLASSES, common=False)
+        settings = workspace.experiment.evaluation.for_targets(workspace.plan.targets or CLASSES, common=False)
         evaluator = Evaluator(workspace.plan, workspace.federation, settings)
         server = Server(down.theta, down.buffers, down.parts, down.round)
         _, table = evaluator.clients(server, {} if state is None else {workspace.client: state})

@@ -310,7 +310,7 @@ class DeployTask(FederatedTask):
         rows = RunDirectory(self.out).mixing()
         if rows:
             clients = rows["client"][rows["round"] <= self.round].astype(np.int64)
-            self.took_part += np.bincount(clients, minlength=len(self.took_part))
+            self.participations += np.bincount(clients, minlength=len(self.participations))
 
 
 def run(

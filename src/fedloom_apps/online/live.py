@@ -15,7 +15,7 @@ from fedloom.core.federation import Arrays
 from fedloom.core.parts import Batch
 from fedloom.data.like import inputs_like, labelled_like
 from fedloom.experiment import trainer
-from fedloom.experiment.conventions import known_tokens, table_of
+from fedloom.experiment.conventions import refusing_unknown_tokens, table_of
 from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.trained import RunRecords
 from fedloom_apps.online.config import ONLINE, build
@@ -113,7 +113,7 @@ class LiveLearner(RunRecords):
             losses = 1 - accuracy if online.hedged == "error" else loss
             total = online.hedge.update(total, torch.where(torch.isfinite(loss), losses, float("inf")))
         ensemble = self._task.ensemble
-        with known_tokens(ensemble.model, ensemble.on_host, train.x):
+        with refusing_unknown_tokens(ensemble.model, ensemble.on_host, train.x):
             self.state, _ = ensemble.learn(self.state, self.tasks_seen, evaluator.to_device(train), active)
         self.total = torch.where(self._task.ensemble.is_finite(self.state), total, float("inf"))
         self.tasks_seen += 1
@@ -122,7 +122,7 @@ class LiveLearner(RunRecords):
         ensemble, to_device = self._task.ensemble, self._task.evaluator.to_device
         train, x = to_device(self._arrays(support)), self._inputs(x)
         queries = to_device(Arrays(x, torch.zeros(len(x), dtype=torch.long), ensemble.classes))
-        with known_tokens(ensemble.model, ensemble.on_host, train.x, queries.x):
+        with refusing_unknown_tokens(ensemble.model, ensemble.on_host, train.x, queries.x):
             return ensemble.predict(self.state, Batch(train.x, train.y), queries.x, active)
 
     def _arrays(self, samples: LabelledSamples, what: str = "support") -> Arrays:

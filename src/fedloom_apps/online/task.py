@@ -15,7 +15,7 @@ from torch import Tensor
 from fedloom.base.errors import CheckpointError, ClientError
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.checkpoint import Checkpoint
-from fedloom.experiment.conventions import known_tokens
+from fedloom.experiment.conventions import refusing_unknown_tokens
 from fedloom.experiment.rundir import Columns, Status
 from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.store import flat, nested
@@ -100,7 +100,7 @@ class OnlineTask(TrainerTask):
 
     def step(self) -> StreamStep:
         task = self.online.stream[self.round]
-        with known_tokens(self.ensemble.model, self.ensemble.on_host, task.train.x, task.test.x):
+        with refusing_unknown_tokens(self.ensemble.model, self.ensemble.on_host, task.train.x, task.test.x):
             return self._step(task)
 
     def _step(self, task: Task) -> StreamStep:

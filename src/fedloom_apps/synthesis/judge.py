@@ -24,7 +24,7 @@ from fedloom.core.federation import Arrays, Federation
 from fedloom.data.augment import Pipeline, pipeline
 from fedloom.data.sources.generated import pixels
 from fedloom.experiment.atomic import as_model_file, read_model_file, write_whole
-from fedloom.experiment.setup import placed
+from fedloom.experiment.setup import to_device
 from fedloom.metrics import fairness
 from fedloom.metrics.distribution import alike, fid, kid
 from fedloom.models import models
@@ -239,7 +239,7 @@ class SyntheticEvaluator:
         if not federation.classes_alike:
             raise ConfigError("the clients number the classes differently, so a synthetic set has no common classes.")
         self.settings, self.seed, self.cache = settings or EvalConfig(), seed, cache
-        self.federation = placed(federation, torch.float32, device)
+        self.federation = to_device(federation, torch.float32, device)
         held_out = self.federation.held_out
         self.test = self.federation.test if len(self.federation.test) else held_out.arrays.take(held_out.index.rows)
         if len(self.test) < 2:
