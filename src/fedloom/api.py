@@ -178,9 +178,9 @@ def _experiment(
     preset = methods.methods[method] if isinstance(method, str) else None
     built = methods.make(method) if isinstance(method, str) else method
     check_objects(built, federation)
-    known = {field.name for field in fields(Experiment)} - {"method", "federation", "model"}
+    names = {field.name for field in fields(Experiment)} - {"method", "federation", "model"}
     for name, value in conditions.items():
-        if name in known:
+        if name in names:
             continue
         for record, of in ((Local, "local"), (Evaluation, "evaluation")):
             if name in {field.name for field in fields(record)}:
@@ -189,14 +189,14 @@ def _experiment(
             raise ConfigError(f"{name} is a setting of the method; write fl.methods.{preset.name}({name}={value!r}).")
         if name in SLOTS:
             raise ConfigError(f"{name} is a slot of the method; write dataclasses.replace(method, {name}=...).")
-        one_of("run has no argument", name, known | ARGUMENTS)
+        one_of("run has no argument", name, names | ARGUMENTS)
     built = built if loss is None else built.with_loss(objectives.loss(loss))
     if isinstance(model, str) or not isinstance(model, Sequence):
         return Experiment(built, federation, _factory(model, federation, built), **conditions)
     from fedloom.parts.personal.architectures import for_networks
 
     built = for_networks(built, len(model))
-    several = partial(Several.of, [_factory(one, federation, built) for one in model])
+    several = partial(Several.of, [_factory(network, federation, built) for network in model])
     return Experiment(built, federation, several, **conditions)
 
 

@@ -118,14 +118,14 @@ def find(name: str) -> Application | None:
 
 def of_kind(kind: str) -> Application:
     """The application that leaves runs of a kind."""
-    for known in (ours, applications):
-        for application in known().values():
+    for registry in (ours, applications):
+        for application in registry().values():
             if application.kind == kind:
                 return application
     raise ConfigError(f"no installed application handles runs of kind {kind!r}; install the package that wrote it.")
 
 
-def shown(what: Any) -> str | None:
+def notebook_html(what: Any) -> str | None:
     """What a notebook shows of a result, a federation or a method, made by the first application that can."""
     for application in applications().values():
         if application.show and (page := at(application.show)(what)):

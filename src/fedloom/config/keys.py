@@ -129,14 +129,14 @@ def model_arguments(name: str, arrays: Arrays, targets: TargetKind | None = None
     """The arguments of a model that follow from the data: outputs, inputs, and the value range of a generator."""
     if isinstance(arrays.x, Samples) and "inputs" in models[name].parameters:
         raise ConfigError(f"model={name} takes one tensor, but collate makes structures; give a module of your own.")
-    known: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "classes": arrays.classes if arrays.has_structures else outputs_for(arrays.y, arrays.classes, targets),
         "inputs": tuple(arrays.x.shape[1:]),
     }
     if arrays.std:  # the value range of normalised pixels; [0, 1] otherwise
         pairs = list(zip(arrays.mean, arrays.std, strict=True))
-        known |= {"low": tuple((0 - m) / s for m, s in pairs), "high": tuple((1 - m) / s for m, s in pairs)}
-    return {key: value for key, value in known.items() if key in models[name].parameters}
+        arguments |= {"low": tuple((0 - m) / s for m, s in pairs), "high": tuple((1 - m) / s for m, s in pairs)}
+    return {key: value for key, value in arguments.items() if key in models[name].parameters}
 
 
 METHOD = MethodChoice(
@@ -168,9 +168,9 @@ _ADAM = {"steps": 15, "batch_size": 32, "lr": 1e-3, "optimiser": "adam", "weight
 def has_clients(data: Mapping[str, Any]) -> bool:
     """Whether data name each sample's client: by the column ``client``, ``client_train``, its file or its folder."""
     kind, path = data.get("name"), data.get("path")
-    named = data.get("client") is not None or data.get("by_client") is True
-    if named or not isinstance(path, str) or kind not in ("npz", "table", "text"):
-        return named
+    has_column = data.get("client") is not None or data.get("by_client") is True
+    if has_column or not isinstance(path, str) or kind not in ("npz", "table", "text"):
+        return has_column
     from fedloom.data.sources.arrays import names_clients
 
     place = Path(path).expanduser()
@@ -274,13 +274,13 @@ def of_models(values: Mapping[str, Any], networks: Sequence[int] = ()) -> Config
         networks: each client's, where they were dealt by the clients' devices.
     """
     plain = {"schedule": "rounds", "devices": "none", "selection": "uniform", "engine": "auto"}
-    named = {key: {"name": name} for key, name in plain.items()}
+    choices = {key: {"name": name} for key, name in plain.items()}
     method, evaluation = dict(values["method"]), values["evaluation"] | {"hours": None}
     if networks:
         method["personal"] = method["personal"] | {"members": networks}
     if "pairs" in method.get("topology", {}):
         method["topology"] = method["topology"] | {"pairs": []}
-    return Config({**values, **named, "client_local": {}, "presence": {}, "evaluation": evaluation, "method": method})
+    return Config({**values, **choices, "client_local": {}, "presence": {}, "evaluation": evaluation, "method": method})
 
 
 def build_method(config: Config) -> Method:

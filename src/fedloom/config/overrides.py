@@ -182,39 +182,39 @@ def _scalar(text: str) -> Any:
 
 def _arguments(text: str) -> tuple[list[Any], dict[str, Any]]:
     """The values in a call, those by position and those by name."""
-    values, named = [], {}
+    values, keywords = [], {}
     text = text.strip()
     while text:
         name = ARGUMENT.match(text)
         value, text = _value(text[name.end() :] if name else text)
         if name:
-            named[name[1]] = value
+            keywords[name[1]] = value
         else:
             values.append(value)
         if text and not text.startswith(","):
             raise ValueError(text)
         text = text[1:].lstrip()
-    return values, named
+    return values, keywords
 
 
 def _swept(function: str, arguments: tuple[list[Any], dict[str, Any]], names: Sequence[str] | None) -> Sweep:
     """The values of ``choice(a,b)``, ``range(start,stop,step)`` or ``glob(pattern,exclude=pattern)``."""
-    values, named = arguments
-    if function == "choice" and not named:
+    values, keywords = arguments
+    if function == "choice" and not keywords:
         return Sweep(values)
     if function == "range" and 0 < len(values) < 4:
-        places = ("start", "stop", "step") if len(values) > 1 or named else ("stop",)
-        limits = {"start": 0, "step": 1} | dict(zip(places, values, strict=False)) | named
+        places = ("start", "stop", "step") if len(values) > 1 or keywords else ("stop",)
+        limits = {"start": 0, "step": 1} | dict(zip(places, values, strict=False)) | keywords
         if len(limits) == 3 and all(
             isinstance(limit, int | float) and math.isfinite(limit) for limit in limits.values()
         ):
             return Sweep(itertools.islice(_range(**limits), RUNS + 1))
     if function == "glob" and names is None:
         raise ConfigError("glob() works for keys that choose by name, like method.")
-    if function == "glob" and len(values) == 1 and named.keys() <= {"exclude"}:
-        kept, left = ([p] if isinstance(p, str) else p for p in (values[0], named.get("exclude", [])))
+    if function == "glob" and len(values) == 1 and keywords.keys() <= {"exclude"}:
+        included, excluded = ([p] if isinstance(p, str) else p for p in (values[0], keywords.get("exclude", [])))
         fits = lambda name, patterns: any(fnmatch(name, pattern) for pattern in patterns)  # noqa: E731
-        return Sweep(name for name in names or () if fits(name, kept) and not fits(name, left))
+        return Sweep(name for name in names or () if fits(name, included) and not fits(name, excluded))
     raise ValueError(function)
 
 

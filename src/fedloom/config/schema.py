@@ -114,9 +114,9 @@ class CommandSchema:
 
     def plan(self, words: Sequence[str], base: Path | None, sweeps: bool) -> list[Config]:
         """The configurations of a command line; without a value for the first key, those of the default sweep."""
-        overrides, named = self._parse(words, sweeps), self.named(words, base)
-        if not {next(iter(self.sections)), "resume"} & named:
-            overrides = [*self._parse(self.default_sweep(named)), *overrides]
+        overrides, keys = self._parse(words, sweeps), self.named(words, base)
+        if not {next(iter(self.sections)), "resume"} & keys:
+            overrides = [*self._parse(self.default_sweep(keys)), *overrides]
         return self._configs(overrides, base)
 
     def named(self, words: Sequence[str], base: Path | None) -> set[str]:
@@ -130,8 +130,8 @@ class CommandSchema:
         defaults |= self.defaults
         start = self._tree({(key,): value for key, value in defaults.items()})
         for (key, fits), fitting in self.choice_defaults.items():
-            chosen = self._overlay_all(start, layers).get(key, {})
-            if chosen.get("name") == fits if isinstance(fits, str) else fits(chosen):
+            choice = self._overlay_all(start, layers).get(key, {})
+            if choice.get("name") == fits if isinstance(fits, str) else fits(choice):
                 start = self._overlay(start, self._tree({(k,): value for k, value in fitting.items()}), start)
         full = interpolate(self._overlay_all(start, layers))
         return {key: section.validate(key, full.get(key, EMPTY)) for key, section in self.sections.items()}
@@ -221,12 +221,12 @@ class CommandSchema:
             if len(set(having.values())) == 2:
                 key, setting = override.key
                 has = [name for name, yes in having.items() if yes]
-                others = [name for name, yes in having.items() if not yes]
+                lacking = [name for name, yes in having.items() if not yes]
                 written = ",".join(
-                    [*others, *((f"{{name:{name},{setting}:{format_unquoted(override.values[0])}}}") for name in has)]
+                    [*lacking, *((f"{{name:{name},{setting}:{format_unquoted(override.values[0])}}}") for name in has)]
                 )
                 return (
-                    f"{key}.{setting} is a setting of {' and '.join(has)}, but not of {' and '.join(others)}; "
+                    f"{key}.{setting} is a setting of {' and '.join(has)}, but not of {' and '.join(lacking)}; "
                     f"write it beside the name: '{key}={written}'."
                 )
         return ""
@@ -256,7 +256,7 @@ class CommandSchema:
             if a != b and not grows and not any(f"{key}.".startswith(f"{may}.") for may in self.may_change):
                 changed.append(f"{key}: {format_value(a)} → {format_value(b)}")
         if changed:
-            may = ", ".join(dict.fromkeys(one.partition(".")[0] for one in self.may_change)) + (
+            may = ", ".join(dict.fromkeys(setting.partition(".")[0] for setting in self.may_change)) + (
                 f", and {self.extendable}, upwards" if self.extendable else ""
             )
             raise ConfigError(
@@ -268,10 +268,10 @@ class CommandSchema:
 
     def stored(self, directory: Path, recipe: Mapping[str, Any], words: Sequence[str]) -> Config:
         """The configuration of a planned run of a sweep directory, with overrides of its engine."""
-        given = {override.key: override.values[0] for override in self._parse(words, sweeps=False)}
+        changes = {override.key: override.values[0] for override in self._parse(words, sweeps=False)}
         self._known(directory / PLAN, recipe)
-        values = self.complete(recipe, given)
-        self._refuse_cluster(directory, values, given)
+        values = self.complete(recipe, changes)
+        self._refuse_cluster(directory, values, changes)
         return Config(values)
 
     def _refuse_cluster(self, directory: Path, values: Mapping[str, Any], words: Mapping[Key, Any]) -> None:
@@ -298,16 +298,16 @@ class CommandSchema:
     def _refuse_two_names(self, values: Mapping[Key, Any]) -> None:
         """Raise ``ConfigError`` for a choice with a second, other name among its settings."""
         for key, value in values.items():
-            chosen, where = values.get(key[:-1]), ".".join(key[:-1])
-            if key[-1] == "name" and isinstance(chosen, str) and chosen != value:
+            choice, where = values.get(key[:-1]), ".".join(key[:-1])
+            if key[-1] == "name" and isinstance(choice, str) and choice != value:
                 section, message = self.sections.get(key[0]), "leave one out"
                 if (
                     isinstance(section, Choice)
-                    and chosen in section.registry
-                    and "network" in section.parameters(chosen)
+                    and choice in section.registry
+                    and "network" in section.parameters(choice)
                 ):
-                    message = f"the network of {chosen} is {where}.network={format_unquoted(value)}"
-                raise ConfigError(f"{where}={chosen} and {where}.name={format_unquoted(value)} choose two; {message}.")
+                    message = f"the network of {choice} is {where}.network={format_unquoted(value)}"
+                raise ConfigError(f"{where}={choice} and {where}.name={format_unquoted(value)} choose two; {message}.")
 
     def _overlay_all(self, start: Tree, layers: Sequence[Tree]) -> Tree:
         """The trees over the one at the start, one after the other."""

@@ -168,9 +168,9 @@ class Choice(Section):
 
     def validate(self, key: str, raw: Mapping[str, Any]) -> dict[str, Any]:
         entry = self.registry[raw["name"]]
-        own = {name: value for name, value in raw.items() if name != "name"}
+        settings = {name: value for name, value in raw.items() if name != "name"}
         where = f"{entry.kind} {entry.name!r}"
-        return {"name": entry.name, **validate(where, f"{key}.", self.parameters(entry.name), own, self.grid)}
+        return {"name": entry.name, **validate(where, f"{key}.", self.parameters(entry.name), settings, self.grid)}
 
     def settings(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Validated settings, without the name, as the types that the factory asks for."""
@@ -257,10 +257,10 @@ def sections_of(owner: Callable[..., Any], skip: Sequence[str] = (), **choices: 
 
 def arguments(owner: Callable[..., Any], sections: Mapping[str, Section], values: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of ``owner`` from validated settings; a choice may be passed on as a name and its settings."""
-    known, keywords = signature(owner), {}
-    for key in known.keys() & sections.keys():
+    parameters, keywords = signature(owner), {}
+    for key in parameters.keys() & sections.keys():
         section = sections[key]
-        if isinstance(section, Choice) and f"{key}_settings" in known:
+        if isinstance(section, Choice) and f"{key}_settings" in parameters:
             keywords |= {key: values[key]["name"], f"{key}_settings": section.settings(values[key])}
         else:
             keywords[key] = section.instantiate(values[key])

@@ -26,10 +26,10 @@ def check(method: Composition) -> None:
     kinds = {place: CLASSES if part.targets == ONE_CLASS else part.targets for place, part in method.parts.items()}
     declared = {kind: (place, method.parts[place]) for place, kind in kinds.items() if kind}
     if len(declared) > 1:
-        (kind, (one, part)), (other_kind, (other, second)) = list(declared.items())[:2]
+        (kind, (first_place, part)), (other_kind, (other_place, other_part)) = list(declared.items())[:2]
         raise ConfigError(
-            f"{one} {label(part)!r} is defined for {kind}, but {other} {label(second)!r} for {other_kind}; "
-            "leave one of them out."
+            f"{first_place} {label(part)!r} is defined for {kind}, but {other_place} {label(other_part)!r} for "
+            f"{other_kind}; leave one of them out."
         )
     for uplink in method.uplink:
         _check_uplink(method, uplink)
@@ -94,46 +94,46 @@ def _check_client_work(method: Composition) -> None:
 
 def _check_target(method: Composition) -> None:
     """Raise a ``ConfigError`` if clients have no models that the server could evaluate on inputs of its own."""
-    mine = f"{method.who_needs('target')} evaluates the clients' models on unlabelled inputs"
+    subject = f"{method.who_needs('target')} evaluates the clients' models on unlabelled inputs"
     if not method.predicts:
-        raise ConfigError(f"{mine}, but method {method.name!r} trains no predictor.")
+        raise ConfigError(f"{subject}, but method {method.name!r} trains no predictor.")
     if method.drift.update_kind == "other":
         raise ConfigError(
-            f"{mine}, but clients with drift {label(method.drift)!r} upload something else; choose one whose updates "
-            "lead to their models, like scaffold or dynamic."
+            f"{subject}, but clients with drift {label(method.drift)!r} upload something else; choose one whose "
+            "updates lead to their models, like scaffold or dynamic."
         )
 
 
 def _check_uplink(method: Composition, uplink: Uplink) -> None:
     """Raise a ``ConfigError`` if an uplink cannot cover a slice of the method."""
-    mine = f"uplink {label(uplink)!r}"
+    subject = f"uplink {label(uplink)!r}"
     for slot in uplink.covered:
         if slot not in method.slots:
-            raise ConfigError(f"{mine}: nothing called {slot!r} is uploaded; {nearest(slot, method.slots)}")
+            raise ConfigError(f"{subject}: nothing called {slot!r} is uploaded; {nearest(slot, method.slots)}")
     missing = [slot for slot in method.boundable if slot not in uplink.covered]
     if "noise" in uplink.guarantees and uplink.covered and missing:
-        raise ConfigError(f"{mine} has no bound for {missing[0]!r}; give one in bounds.")
+        raise ConfigError(f"{subject} has no bound for {missing[0]!r}; give one in bounds.")
     for place, part in method.parts.items():
         if isinstance(part, Uplink):
             continue
         other = f"{place} {label(part)!r}"
         single = part.needs.updates or part.needs.losses or Reduce.ALL in part.uploads.values()
         if "sums" in uplink.guarantees and single:
-            raise ConfigError(f"{other} needs every client's own upload, but {mine} shows the server only sums.")
+            raise ConfigError(f"{other} needs every client's own upload, but {subject} shows the server only sums.")
         if "noise" in uplink.guarantees:
             unbounded = [n for n in part.uploads if n != UPDATE and f"{place}/{n}" not in method.boundable]
             counts = isinstance(part, Mixing) and part.needs.label_counts
             if unbounded or part.needs.losses or counts:
                 what = f"{unbounded[0]!r}" if unbounded else f"the client's {'classes' if counts else 'loss'}"
-                raise ConfigError(f"{other} sends {what}, which has no bound that {mine} could protect.")
+                raise ConfigError(f"{other} sends {what}, which has no bound that {subject} could protect.")
     if "sums" not in uplink.guarantees:
         return
     if not all(later.guarantees == {"sums"} for later in method.uplink[method.uplink.index(uplink) + 1 :]):
-        raise ConfigError(f"{mine} must be the last uplink, since a later one could undo what it guarantees.")
+        raise ConfigError(f"{subject} must be the last uplink, since a later one could undo what it guarantees.")
     unequal = [] if method.mixing.is_uniform else [f"mixing {label(method.mixing)!r}"]
     if unequal := unequal + [f"weighting {label(part)!r}" for part in method.weighting]:
         raise ConfigError(
-            f"{unequal[0]} does not give all clients of a cohort equal weight, as {mine} requires; choose "
+            f"{unequal[0]} does not give all clients of a cohort equal weight, as {subject} requires; choose "
             "method.mixing=uniform, without method.weighting."
         )
 
@@ -141,38 +141,38 @@ def _check_uplink(method: Composition, uplink: Uplink) -> None:
 def _check_topology(method: Composition) -> None:
     """Raise a ``ConfigError`` if a part is defined for one model only."""
     topology, mixing = method.topology, f"mixing {label(method.mixing)!r}"
-    mine = f"topology {label(topology)!r}"
+    subject = f"topology {label(topology)!r}"
     if method.personal.levels:
         raise ConfigError(
-            f"personal {label(method.personal)!r} gives clients networks of different size, which {mine} cannot mix "
+            f"personal {label(method.personal)!r} gives clients networks of different size, which {subject} cannot mix "
             "with each other."
         )
     if method.mixing.trusted or _counts_clients(method.mixing):
         raise ConfigError(
-            f"{mixing} chooses among all clients, but with {mine} each model has receivers of its own; choose one "
+            f"{mixing} chooses among all clients, but with {subject} each model has receivers of its own; choose one "
             "that looks at the cohort alone, like by_samples, term or q_ffl."
         )
     for uplink in method.uplink:
         if "noise" in uplink.guarantees:
             raise ConfigError(
-                f"uplink {label(uplink)!r} has noise for one sum over all clients, but with {mine} there are several "
-                "in a round; leave one of them out."
+                f"uplink {label(uplink)!r} has noise for one sum over all clients, but with {subject} there are "
+                "several in a round; leave one of them out."
             )
     if topology.home == "clients" and method.uplink:
         raise ConfigError(
-            f"uplink {label(method.uplink[0])!r} changes what clients send to a server, but in {mine} they send "
+            f"uplink {label(method.uplink[0])!r} changes what clients send to a server, but in {subject} they send "
             "whole models to each other; leave it out."
         )
     for place, part in method.parts.items():
         if part.mixed and topology.mean != "kept" and overrides(topology, "between"):  # B = I keeps them
             raise ConfigError(
-                f"{place} {label(part)!r} relies on means over models that mixing them keeps, but {mine} does not keep "
-                "them; choose an undirected graph."
+                f"{place} {label(part)!r} relies on means over models that mixing them keeps, but {subject} does not "
+                "keep them; choose an undirected graph."
             )
     if topology.chooses and (method.hooks["init_client"] or method.keeps_own):
         place, part = next(iter(method.hooks["init_client"]), ("personal", method.personal))
         raise ConfigError(
-            f"{place} {label(part)!r} keeps something of its model at every client, who with {mine} may choose "
+            f"{place} {label(part)!r} keeps something of its model at every client, who with {subject} may choose "
             "another one in the next round; leave one of them out."
         )
 

@@ -65,20 +65,20 @@ class Composition:
     @cached_property
     def parts(self) -> dict[str, Part]:
         """All parts by place: ``objective.0``, ``objective.1``, ..., then the other slots, ``uplink.0``, ..."""
-        found: dict[str, Part] = {}
+        parts: dict[str, Part] = {}
         for slot in SLOTS:
             filled = getattr(self, slot)
-            found |= {f"{slot}.{i}": part for i, part in enumerate(filled)} if slot in SEVERAL else {slot: filled}
-        return found
+            parts |= {f"{slot}.{i}": part for i, part in enumerate(filled)} if slot in SEVERAL else {slot: filled}
+        return parts
 
     @cached_property
     def hooks(self) -> dict[str, list[tuple[str, Any]]]:
         """For each hook, the parts that override it, with their places."""
-        found: dict[str, list[tuple[str, Any]]] = {hook: [] for hook in HOOKS}
+        implementations: dict[str, list[tuple[str, Any]]] = {hook: [] for hook in HOOKS}
         for place, part in self.parts.items():
-            for hook in overridden(type(part)) & found.keys():
-                found[hook].append((place, part))
-        return found
+            for hook in overridden(type(part)) & implementations.keys():
+                implementations[hook].append((place, part))
+        return implementations
 
     @cached_property
     def is_paired(self) -> bool:
@@ -108,8 +108,8 @@ class Composition:
     @cached_property
     def continues(self) -> bool:
         """Whether private values go on from one round to the next."""
-        own = torch.zeros(1 + len(self.extras), dtype=torch.float64)
-        return not torch.equal(self._private_start(own)[0], self._private_start(own + 1)[0])
+        private = torch.zeros(1 + len(self.extras), dtype=torch.float64)
+        return not torch.equal(self._private_start(private)[0], self._private_start(private + 1)[0])
 
     @cached_property
     def keeps_private(self) -> bool:
@@ -121,26 +121,26 @@ class Composition:
         """Whether private values start from other random initialisations of the model."""
         return self._private_start(None)[1]
 
-    def _private_start(self, own: Tensor | None) -> tuple[Tensor, bool]:
+    def _private_start(self, private: Tensor | None) -> tuple[Tensor, bool]:
         """The private values with which a model of one parameter starts, and whether another one was drawn."""
-        one, drawn = torch.zeros(1, dtype=torch.float64), list[int]()
+        zero, draws = torch.zeros(1, dtype=torch.float64), list[int]()
 
         def another() -> Tensor:
-            drawn.append(1)
-            return one
+            draws.append(1)
+            return zero
 
-        begun: Any = self.personal.private_start(one, one, own, another)
-        if not (isinstance(begun, Tensor) and begun.ndim == 1):
+        start: Any = self.personal.private_start(zero, zero, private, another)
+        if not (isinstance(start, Tensor) and start.ndim == 1):
             who = f"personal {label(self.personal)!r}"
-            raise ConfigError(f"{who}: private_start returned {in_words(begun)} instead of a vector of private values.")
-        return begun, bool(drawn)
+            raise ConfigError(f"{who}: private_start returned {in_words(start)} instead of a vector of private values.")
+        return start, bool(draws)
 
     @cached_property
     def choices(self) -> tuple[Use, ...]:
         """The models among which a client with enough samples chooses the one it uses; () if there is no choice."""
         private = {"private": torch.cat([torch.zeros(1), self.extras]), "buffers": torch.zeros(0)}
-        own = self.personal.init_client(torch.zeros(1)) | private
-        uses = self.personal.uses(0, lambda: own, sys.maxsize)
+        state = self.personal.init_client(torch.zeros(1)) | private
+        uses = self.personal.uses(0, lambda: state, sys.maxsize)
         return uses if len(uses) > 1 else ()
 
     @cached_property
@@ -185,8 +185,8 @@ class Composition:
     def data_terms(self) -> tuple[Term, ...]:
         """The terms that learn from the data, wherever they stand; the first one with a loss if none says so."""
         losses = [term for _, term in self.hooks["loss"]]
-        found = [term for term in losses if term.learns or term.has_test_loss()]
-        return tuple(found or losses[:1])
+        terms = [term for term in losses if term.learns or term.has_test_loss()]
+        return tuple(terms or losses[:1])
 
     @cached_property
     def predicts(self) -> bool:
@@ -213,5 +213,5 @@ class Composition:
 
     def who_needs(self, what: str) -> str:
         """The parts that declare it, for error messages, like ``drift 'scaffold'``."""
-        named = ((place.partition(".")[0], p) for place, p in self.parts.items() if what in p.needs)
-        return " and ".join(f"{slot} {label(part)!r}" for slot, part in named)
+        places = ((place.partition(".")[0], p) for place, p in self.parts.items() if what in p.needs)
+        return " and ".join(f"{slot} {label(part)!r}" for slot, part in places)

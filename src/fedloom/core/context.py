@@ -267,12 +267,12 @@ class RoundInfo:
     ) -> RoundInfo:  # fmt: skip
         """The record of a first round, for calling a mixing policy on its own."""
         facts = NO_ROUND.facts._replace(clients=clients)
-        known, counts = (
+        known_losses, counts = (
             None if values is None else np.asarray(values, dtype=np.float64) for values in (losses, label_counts)
         )
         return cls(
             0, 1.0, np.asarray(cohort), np.asarray(samples), np.ones(len(cohort)), facts,
-            torch.zeros(0), losses=known, label_counts=counts,
+            torch.zeros(0), losses=known_losses, label_counts=counts,
         )  # fmt: skip
 
     def restrict(self, rows: np.ndarray, updates: Sequence[Tensor] = (), buffers: Sequence[Tensor] = ()) -> RoundInfo:

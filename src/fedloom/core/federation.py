@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.applications import shown
+from fedloom.applications import notebook_html
 from fedloom.base.errors import DataError, in_words
 from fedloom.core.samples import Samples, batch_of, rows_of
 from fedloom.core.targets import are_numbers, one_class_each
@@ -45,20 +45,20 @@ class Arrays:
     std: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, held in (("x", self.x), ("y", self.y)):
-            if not isinstance(held, Tensor | Samples):
-                raise DataError(f"{name} of Arrays is a tensor, not {in_words(held)}; use torch.as_tensor({name}).")
+        for name, values in (("x", self.x), ("y", self.y)):
+            if not isinstance(values, Tensor | Samples):
+                raise DataError(f"{name} of Arrays is a tensor, not {in_words(values)}; use torch.as_tensor({name}).")
         if len(self.x) != len(self.y):
             raise DataError(f"there are {len(self.x)} inputs but {len(self.y)} labels.")
-        for name, held in (("samples", self.x), ("targets", self.y)):
-            if not (isinstance(held, Tensor) and held.is_floating_point() and len(held)):
+        for name, values in (("samples", self.x), ("targets", self.y)):
+            if not (isinstance(values, Tensor) and values.is_floating_point() and len(values)):
                 continue
-            if not bool(torch.isfinite(held.sum())):
-                bad = torch.isfinite(held.reshape(len(held), -1)).all(1).logical_not().nonzero()
+            if not bool(torch.isfinite(values.sum())):
+                bad = torch.isfinite(values.reshape(len(values), -1)).all(1).logical_not().nonzero()
                 if len(bad):
                     raise DataError(
-                        f"NaN or infinity in {len(bad)} of {len(held)} {name}, first in sample {int(bad[0])}; fill in "
-                        "the missing values, scale numbers beyond float32, or drop those samples."
+                        f"NaN or infinity in {len(bad)} of {len(values)} {name}, first in sample {int(bad[0])}; fill "
+                        "in the missing values, scale numbers beyond float32, or drop those samples."
                     )
         if not self.has_numbers:
             wrong = ((self.y < 0) | (self.y >= self.classes)).nonzero()
@@ -238,8 +238,8 @@ class Split:
 
     def _check_index(self) -> None:
         rows, offsets, samples = self.index.rows, self.index.offsets, len(self.arrays)
-        for name, held in (("rows", rows), ("offsets", offsets)):
-            if not isinstance(held, np.ndarray) or held.ndim != 1 or held.dtype.kind not in "iu":
+        for name, values in (("rows", rows), ("offsets", offsets)):
+            if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind not in "iu":
                 raise DataError(
                     f"the {name} of an index are a NumPy array of whole numbers; Index.of(lists) makes them."
                 )
@@ -278,8 +278,8 @@ class Split:
         if isinstance(client, str):
             raise DataError(f"clients of a split have numbers: client(federation.names.index({client!r})).")
         rows = torch.from_numpy(self.index[client])
-        own = self.arrays.take(rows)
-        return own if self.relabel is None else replace(own, y=self.relabel[client, own.y])
+        arrays = self.arrays.take(rows)
+        return arrays if self.relabel is None else replace(arrays, y=self.relabel[client, arrays.y])
 
     def named(self, client: int) -> Arrays:
         """The arrays, with the names of classes in the order in which this client numbers them.
@@ -376,11 +376,11 @@ class Federation:
             {"training": self.train, "validation": self.validation, "test": self.held_out},
         )
         counts = {what: len(split.index.rows) for what, split in splits.items()} | {"common test": len(self.test)}
-        told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-        return f"<Federation: {len(self)} clients, {arrays.form}; {told}>"
+        sizes = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+        return f"<Federation: {len(self)} clients, {arrays.form}; {sizes}>"
 
     def _repr_html_(self) -> str | None:
-        return shown(self)
+        return notebook_html(self)
 
     @property
     def seen(self) -> int:

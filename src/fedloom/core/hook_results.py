@@ -12,7 +12,7 @@ from fedloom.base.errors import ConfigError, in_words
 from fedloom.base.tree import Tree
 
 
-def tensors(made: object, hook: str) -> Tree:
+def tensors(result: object, hook: str) -> Tree:
     """The tree that a part's hook returned.
 
     >>> tensors({"visits": 0}, "drift.init_client")
@@ -20,16 +20,16 @@ def tensors(made: object, hook: str) -> Tree:
     ...
     fedloom.base.errors.ConfigError: drift.init_client returned 'visits' as int; states hold tensors, by name.
     """
-    if not isinstance(made, dict):
-        raise ConfigError(f"{hook} returned {in_words(made)}; a state is a dict of tensors, by name, or {{}}.")
-    for name, value in made.items():
+    if not isinstance(result, dict):
+        raise ConfigError(f"{hook} returned {in_words(result)}; a state is a dict of tensors, by name, or {{}}.")
+    for name, value in result.items():
         if not (isinstance(value, Tensor) and isinstance(name, str)):
             raise ConfigError(f"{hook} returned {name!r} as {type(value).__name__}; states hold tensors, by name.")
-    return made
+    return result
 
 
-def in_own_memory(made: Tree, hook: str, others: Iterable[Tensor]) -> Tree:
-    """The same tree in memory of its own: a hook may return one of the ``others``, of the model or the message.
+def in_own_memory(tree: Tree, hook: str, existing: Iterable[Tensor]) -> Tree:
+    """The same tree in memory of its own: a hook may return one of the ``existing`` tensors of model and message.
 
     What it has computed is not copied.
 
@@ -38,12 +38,12 @@ def in_own_memory(made: Tree, hook: str, others: Iterable[Tensor]) -> Tree:
     >>> [value.data_ptr() in (theta.data_ptr(), h.data_ptr()) for value in made.values()]
     [False, True, False]
     """
-    plain, seen, result = torch.contiguous_format, {other.untyped_storage().data_ptr() for other in others}, {}
-    for name, value in tensors(made, hook).items():
+    plain, memories, result = torch.contiguous_format, {other.untyped_storage().data_ptr() for other in existing}, {}
+    for name, value in tensors(tree, hook).items():
         value, memory = value.detach(), value.untyped_storage()
-        alone = memory.nbytes() == value.nbytes and memory.data_ptr() not in seen and value.is_contiguous()
-        seen.add(memory.data_ptr())
-        result[name] = value if alone else value.clone(memory_format=plain)
+        is_separate = memory.nbytes() == value.nbytes and memory.data_ptr() not in memories and value.is_contiguous()
+        memories.add(memory.data_ptr())
+        result[name] = value if is_separate else value.clone(memory_format=plain)
     return result
 
 
@@ -55,18 +55,18 @@ def without_shared_storage(states: dict[str, Tree], *vectors: Tensor) -> dict[st
     >>> found["a"] is x, found["b"] is x
     (True, False)
     """
-    seen = {vector.untyped_storage().data_ptr() for vector in vectors}
-    found: dict[str, Tree] = {}
+    memories = {vector.untyped_storage().data_ptr() for vector in vectors}
+    trees: dict[str, Tree] = {}
     for place, state in states.items():
-        found[place] = {}
+        trees[place] = {}
         for name, value in state.items():
             memory = value.untyped_storage().data_ptr()
-            found[place][name] = value.clone() if memory in seen else value
-            seen.add(memory)
-    return found
+            trees[place][name] = value.clone() if memory in memories else value
+            memories.add(memory)
+    return trees
 
 
-def pair(made: object, hook: str, second: str) -> tuple[Tree, Any]:
+def pair(result: object, hook: str, second: str) -> tuple[Tree, Any]:
     """The pair that a server half returned: the part's new state, and a ``second`` that is not checked here.
 
     >>> pair(torch.zeros(3), "server 'own': step", "Δ")
@@ -74,16 +74,16 @@ def pair(made: object, hook: str, second: str) -> tuple[Tree, Any]:
     ...
     fedloom.base.errors.ConfigError: server 'own': step returned a Tensor of shape [3] instead of the pair (state, Δ).
     """
-    if not (isinstance(made, tuple | list) and len(made) == 2):
-        raise ConfigError(f"{hook} returned {in_words(made)} instead of the pair (state, {second}).")
-    return tensors(made[0], hook), made[1]
+    if not (isinstance(result, tuple | list) and len(result) == 2):
+        raise ConfigError(f"{hook} returned {in_words(result)} instead of the pair (state, {second}).")
+    return tensors(result[0], hook), result[1]
 
 
-def asking(made: object, hook: str) -> Generator[Any, Any, Any]:
+def asking(result: object, hook: str) -> Generator[Any, Any, Any]:
     """The generator that a hook returned, which asks for gradients with ``yield``."""
-    if not isinstance(made, Generator):
-        raise ConfigError(f"{hook} returned {in_words(made)} instead of a generator: it has to have a yield.")
-    return made
+    if not isinstance(result, Generator):
+        raise ConfigError(f"{hook} returned {in_words(result)} instead of a generator: it has to have a yield.")
+    return result
 
 
 def like(value: object, other: Tensor, hook: str) -> Tensor:
@@ -103,7 +103,7 @@ def like(value: object, other: Tensor, hook: str) -> Tensor:
     return value
 
 
-def halves(made: object, hook: str, theta: Tensor) -> tuple[Tree, Tensor]:
+def halves(result: object, hook: str, theta: Tensor) -> tuple[Tree, Tensor]:
     """The new state and the vector that a server half returned, for a model θ [P]."""
-    state, vector = pair(made, hook, f"a tensor of the shape {list(theta.shape)}")
+    state, vector = pair(result, hook, f"a tensor of the shape {list(theta.shape)}")
     return state, like(vector, theta, hook)

@@ -31,7 +31,9 @@ def overridden(kind: type[Part]) -> frozenset[str]:
     """The hooks and other methods that a kind of part has from elsewhere than the base classes."""
     # a setting may share its name with another slot's hook
     methods = {name: getattr(kind, name) for name in dir(kind) if name[0] != "_"}
-    return frozenset([name for name, own in methods.items() if callable(own) and own.__module__ != Part.__module__])
+    return frozenset(
+        [name for name, function in methods.items() if callable(function) and function.__module__ != Part.__module__]
+    )
 
 
 def check_declarations(who: str, part: Part) -> None:
@@ -40,9 +42,9 @@ def check_declarations(who: str, part: Part) -> None:
         raise ConfigError(f"{who}: needs is {part.needs!r:.60}, but it must be Needs(...), like Needs(twin=True).")
     for name in ("downloads", "boundable", "mixed"):
         names = getattr(part, name)
-        if not (isinstance(names, tuple | list) and all(isinstance(one, str) for one in names)):
-            told = f"{names!r:.60}"
-            raise ConfigError(f"{who}: {name} is {told}, but it must be a tuple of names, like ('momentum',).")
+        if not (isinstance(names, tuple | list) and all(isinstance(entry, str) for entry in names)):
+            text = f"{names!r:.60}"
+            raise ConfigError(f"{who}: {name} is {text}, but it must be a tuple of names, like ('momentum',).")
     if part.common and Reduce.MIX in part.uploads.values():
         raise ConfigError(
             f"{who} is common to several models, between which coefficients p do not compare; reduce its uploads by "
@@ -52,9 +54,11 @@ def check_declarations(who: str, part: Part) -> None:
         ("uploads", lambda value: isinstance(value, Reduce), "Reduce.MEAN"),
         ("measured", callable, "torch.norm"),
     ):
-        held = getattr(part, name)
-        if not (isinstance(held, Mapping) and all(isinstance(k, str) and fits(v) for k, v in held.items())):
-            raise ConfigError(f"{who}: {name} is {held!r:.60}, but it must map names, like {{'control': {example}}}.")
+        mapping = getattr(part, name)
+        if not (isinstance(mapping, Mapping) and all(isinstance(k, str) and fits(v) for k, v in mapping.items())):
+            raise ConfigError(
+                f"{who}: {name} is {mapping!r:.60}, but it must map names, like {{'control': {example}}}."
+            )
     if overrides(part, "lessons") and not part.needs.model:
         raise ConfigError(
             f"{who} takes steps on other inputs than the client's samples; declare needs = Needs(model='evaluated')."
@@ -66,11 +70,11 @@ def _check_names(who: str, part: Part) -> None:
     """Name methods of a part that are almost hooks: an error if it overrides no hook at all, else a warning."""
     kinds = type(part).__mro__
     bases = [kind for kind in kinds if kind.__module__ == Part.__module__]
-    known = {name for kind in bases for name in vars(kind) if not name.startswith("_")}
-    own = {name: held for kind in kinds if kind not in (*bases, object) for name, held in vars(kind).items()}
-    missing, works = known - own.keys(), bool(known & own.keys())
-    for name, held in own.items():
-        if name in known or name.startswith("_") or not callable(held):
+    contract = {name for kind in bases for name in vars(kind) if not name.startswith("_")}
+    attributes = {name: value for kind in kinds if kind not in (*bases, object) for name, value in vars(kind).items()}
+    missing, works = contract - attributes.keys(), bool(contract & attributes.keys())
+    for name, value in attributes.items():
+        if name in contract or name.startswith("_") or not callable(value):
             continue
         if not (close := closest(name, missing, alike=0.75 if works else 0.6)):
             continue

@@ -92,16 +92,19 @@ def of_function(function: Any, within: tuple[Any, ...] = ()) -> str:
         return f"{of_function(function.func, within)}({', '.join(values)})"
     if isinstance(function, nn.Module):
         tensors = b"".join(t.detach().cpu().numpy().tobytes() for t in function.state_dict().values())
-        own = {k: v for k, v in sorted(vars(function).items()) if isinstance(v, int | float | str) and k[0] != "_"}
-        text = f"{type(function).__qualname__}({', '.join(f'{k}={v!r}' for k, v in own.items() if k != 'training')})"
+        attributes = {
+            k: v for k, v in sorted(vars(function).items()) if isinstance(v, int | float | str) and k[0] != "_"
+        }
+        settings = ", ".join(f"{k}={v!r}" for k, v in attributes.items() if k != "training")
+        text = f"{type(function).__qualname__}({settings})"
         return f"{text} {hashlib.blake2b(tensors, digest_size=6).hexdigest()}" if tensors else text
     code = getattr(function, "__code__", None)
     where, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", type(function).__qualname__)
     if code is None:
         return f"{where}.{name}"
     cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if cell != CellType()]
-    held = *cells, *(function.__defaults__ or ()), *sorted((function.__kwdefaults__ or {}).items())
-    values = "".join(of_value(value, (*within, function)) for value in held)
+    referenced = *cells, *(function.__defaults__ or ()), *sorted((function.__kwdefaults__ or {}).items())
+    values = "".join(of_value(value, (*within, function)) for value in referenced)
     inside = f"{where}." if is_ours(where) else ""  # a user's module may be __main__ or another
     return f"{inside}{name} code {_checksum(_source(code))}{f' {_checksum(values)}' if values else ''}"
 
@@ -155,8 +158,8 @@ def _dumped(node: Any) -> str:
         return f"[{', '.join(map(_dumped, node))}]"
     if not isinstance(node, ast.AST):
         return repr(node)
-    known = ((name, value) for name, value in ast.iter_fields(node) if name not in UNSAID and value not in (None, []))
-    return f"{type(node).__name__}({', '.join(f'{name}={_dumped(value)}' for name, value in sorted(known))})"
+    items = ((name, value) for name, value in ast.iter_fields(node) if name not in UNSAID and value not in (None, []))
+    return f"{type(node).__name__}({', '.join(f'{name}={_dumped(value)}' for name, value in sorted(items))})"
 
 
 def _instructions(code: CodeType) -> Iterator[Any]:

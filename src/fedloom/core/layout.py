@@ -81,9 +81,9 @@ class Layout:
             kinds = ", ".join(sorted(map(str, types)))
             raise ConfigError(f"a model needs trainable parameters of one type; this one has {kinds or 'none'}.")
 
-        def leaves(named: Mapping[str, Tensor]) -> tuple[Leaf, ...]:
+        def leaves(tensors: Mapping[str, Tensor]) -> tuple[Leaf, ...]:
             return tuple(
-                Leaf.of(*each) for each in sorted(named.items(), key=lambda item: bool(private(item[0])))
+                Leaf.of(*pair) for pair in sorted(tensors.items(), key=lambda item: bool(private(item[0])))
             )  # stable: shared first
 
         parameters, buffers = leaves(trained), leaves(_states(module))
@@ -118,10 +118,10 @@ class Layout:
     def head(self) -> int:
         """Number of parameters of the module ``head``, if these are the last ones that are shared; else 0."""
         ends = accumulate(leaf.size for leaf in self.parameters)
-        mine = [end for leaf, end in zip(self.parameters, ends, strict=True) if not leaf.name.startswith("head.")]
-        last = [end for end in mine if end <= self.shared_size][-1:]
-        whole = sum(leaf.size for leaf in self.parameters if leaf.name.startswith("head."))
-        return whole if self.shared_size - sum(last) == whole else 0
+        body_ends = [end for leaf, end in zip(self.parameters, ends, strict=True) if not leaf.name.startswith("head.")]
+        last = [end for end in body_ends if end <= self.shared_size][-1:]
+        head_size = sum(leaf.size for leaf in self.parameters if leaf.name.startswith("head."))
+        return head_size if self.shared_size - sum(last) == head_size else 0
 
     @property
     def buffer_size(self) -> int:
@@ -181,7 +181,7 @@ _ties: WeakKeyDictionary[nn.Module, dict[str, list[str]]] = WeakKeyDictionary()
 
 def call(
     module: nn.Module,
-    named: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor],
     args: Sequence[Tensor | None],
     kwargs: Mapping[str, object] | None = None,
 ) -> Any:
@@ -190,11 +190,11 @@ def call(
     A tensor that several modules own is replaced in all of them, and a module that is registered under several names
     gets its own tensors back.
     """
-    others = _ties.get(module)
-    if others is None:
-        others = _ties[module] = _other_names(module)
-    tied = {other: named[name] for name, rest in others.items() if name in named for other in rest}
-    return functional_call(module, {**named, **tied}, tuple(args), dict(kwargs or {}), tie_weights=False)
+    ties = _ties.get(module)
+    if ties is None:
+        ties = _ties[module] = _other_names(module)
+    tied = {other: tensors[name] for name, rest in ties.items() if name in tensors for other in rest}
+    return functional_call(module, {**tensors, **tied}, tuple(args), dict(kwargs or {}), tie_weights=False)
 
 
 def _other_names(module: nn.Module) -> dict[str, list[str]]:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.applications import shown
+from fedloom.applications import notebook_html
 from fedloom.base.errors import ConfigError, in_words
 from fedloom.base.tree import Float
 
@@ -49,7 +49,7 @@ class Links(NamedTuple):
     before: bool = False
 
     def _repr_html_(self) -> str | None:
-        return shown(self)
+        return notebook_html(self)
 
     @classmethod
     def dense(cls, models: np.ndarray, weights: np.ndarray, where: slice = slice(None)) -> Links:
@@ -85,17 +85,17 @@ class Links(NamedTuple):
 
     def matrix(self, models: int) -> np.ndarray:
         """B as a whole, float64 [R, R]."""
-        whole = np.eye(models)
-        whole[self.rows] = 0.0
-        np.add.at(whole, (np.repeat(self.rows, np.diff(self.starts)), self.sources), self.weights)
-        return whole
+        matrix = np.eye(models)
+        matrix[self.rows] = 0.0
+        np.add.at(matrix, (np.repeat(self.rows, np.diff(self.starts)), self.sources), self.weights)
+        return matrix
 
 
-def checked(made: object, models: int, size: int, hook: str) -> tuple[Links, ...]:
+def checked(result: object, models: int, size: int, hook: str) -> tuple[Links, ...]:
     """The links that a topology returned, for R models of P parameters."""
-    found = () if made is None else (made,) if isinstance(made, Links) else tuple(made)  # type: ignore[arg-type]
-    taken = np.zeros(size, dtype=bool)
-    for links in found:
+    sets = () if result is None else (result,) if isinstance(result, Links) else tuple(result)  # type: ignore[arg-type]
+    has_links = np.zeros(size, dtype=bool)
+    for links in sets:
         if not isinstance(links, Links):
             raise ConfigError(f"{hook} returned {in_words(links)} instead of Links.")
         rows, starts, sources, weights, where, steps, *_ = links
@@ -114,10 +114,10 @@ def checked(made: object, models: int, size: int, hook: str) -> tuple[Links, ...
             raise ConfigError(
                 f"{hook} returned weights for model {worst} that are below 0 or do not sum to 1; a row of B is a mean."
             )
-        if taken[where].any():
+        if has_links[where].any():
             raise ConfigError(f"{hook} returned two matrices for the same parameters.")
-        taken[where] = True
-    return found
+        has_links[where] = True
+    return sets
 
 
 def mixed(links: Links, vector: Callable[[int], Float[Tensor, "M"]]) -> Iterator[tuple[int, Float[Tensor, "M"]]]:
@@ -165,7 +165,7 @@ def central(models: np.ndarray, vector: Callable[[int], Tensor]) -> int:
 def _products(rows: Sequence[tuple[np.ndarray, np.ndarray]], vector: Callable[[int], Tensor]) -> Tensor:
     """All rows [n, M], by blocks of sources."""
     owners = np.repeat(np.arange(len(rows)), [len(sources) for sources, _ in rows])
-    sources, weights = (np.concatenate([one[n] for one in rows]) for n in range(2))
+    sources, weights = (np.concatenate([row[n] for row in rows]) for n in range(2))
     used, places = np.unique(sources, return_inverse=True)
     centre = vector(central(used, vector))
     total = centre.expand(len(rows), -1).clone()
@@ -175,8 +175,8 @@ def _products(rows: Sequence[tuple[np.ndarray, np.ndarray]], vector: Callable[[i
         entries = order[slice(*np.searchsorted(places[order], [start, start + len(block)]))]
         part = np.zeros((len(rows), len(block)))
         part[owners[entries], places[entries] - start] = weights[entries]
-        apart = torch.stack([vector(int(source)) for source in block]) - centre
-        total.addmm_(torch.from_numpy(part).to(centre), apart)
+        deviations = torch.stack([vector(int(source)) for source in block]) - centre
+        total.addmm_(torch.from_numpy(part).to(centre), deviations)
     return total
 
 
@@ -190,6 +190,6 @@ def spectral_gap(matrices: Sequence[np.ndarray]) -> float:
     >>> round(spectral_gap([ring]), 6), spectral_gap([np.eye(4)]), spectral_gap([np.full((4, 4), 0.25)])
     (0.666667, 0.0, 1.0)
     """
-    apart = np.eye(len(matrices[0])) - 1 / len(matrices[0])
-    squares = np.mean([(apart @ b @ apart).T @ (apart @ b @ apart) for b in matrices], axis=0)
+    projection = np.eye(len(matrices[0])) - 1 / len(matrices[0])
+    squares = np.mean([(projection @ b @ projection).T @ (projection @ b @ projection) for b in matrices], axis=0)
     return max(1 - round(float(np.sqrt(max(np.linalg.eigvalsh(squares)[-1], 0.0))), 12), 0.0)

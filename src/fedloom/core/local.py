@@ -135,9 +135,9 @@ class Local:
 
     def __post_init__(self) -> None:
         check_fields(self, "local.")
-        for name, known in (("schedule", SCHEDULES), ("step_schedule", STEP_SCHEDULES)):
+        for name, names in (("schedule", SCHEDULES), ("step_schedule", STEP_SCHEDULES)):
             if not callable(value := getattr(self, name)):
-                one_of(f"unknown local.{name}", value, known)
+                one_of(f"unknown local.{name}", value, names)
         conditions = {
             "milestones are used by schedule=milestones": not self.milestones or self.schedule == "milestones",
             "horizon and lr_end are used by schedule=cosine and schedule=linear": self.schedule in TO_THE_END
@@ -209,9 +209,10 @@ class Local:
         [1.0, 0.854, 0.5, 0.146]
         """
         if callable(self.step_schedule):
-            own = self.step_schedule
+            schedule = self.step_schedule
             return [
-                _factor(own(k, steps), f"step_schedule returned {{}} for step {k} of {steps}") for k in range(steps)
+                _factor(schedule(k, steps), f"step_schedule returned {{}} for step {k} of {steps}")
+                for k in range(steps)
             ]
         if self.step_schedule == "constant":
             return None

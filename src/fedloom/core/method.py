@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fedloom.applications import shown
+from fedloom.applications import notebook_html
 from fedloom.base.documentation import bibtex
 from fedloom.base.errors import ConfigError, in_words
 from fedloom.base.settings import short_repr
@@ -57,18 +57,18 @@ class Method(Composition):
         return short_repr(self)
 
     def _repr_html_(self) -> str | None:
-        return shown(self)
+        return notebook_html(self)
 
     def _check_slots(self) -> None:
         """Raise a ``ConfigError`` if a slot holds anything but its parts; a list of parts becomes a tuple."""
         if not isinstance(self.name, str):
             raise ConfigError(f"the name of a method is text, not {self.name!r:.60}.")
         for slot in SLOTS:
-            held, kind = getattr(self, slot), BASES[slot]
+            filled, kind = getattr(self, slot), BASES[slot]
             if slot in SEVERAL:
-                held = tuple(held) if isinstance(held, list | tuple) else (held,)
-                object.__setattr__(self, slot, held)
-            for part in held if slot in SEVERAL else (held,):
+                filled = tuple(filled) if isinstance(filled, list | tuple) else (filled,)
+                object.__setattr__(self, slot, filled)
+            for part in filled if slot in SEVERAL else (filled,):
                 if isinstance(part, type) and issubclass(part, kind):
                     raise ConfigError(f"{slot} is the class {part.__name__}; give an instance, {part.__name__}(...).")
                 if not isinstance(part, kind):
@@ -89,14 +89,14 @@ class Method(Composition):
         Raises:
             ConfigError: if the method has no cross entropy because it is defined by a loss of its own.
         """
-        kept = [one for one in self.objective if not one.is_cross_entropy]
-        if len(kept) == len(self.objective):
+        other_terms = [objective_term for objective_term in self.objective if not objective_term.is_cross_entropy]
+        if len(other_terms) == len(self.objective):
             raise ConfigError(
-                f"method {self.name!r} has a loss of its own ({', '.join(map(label, kept))}) instead of the cross "
-                "entropy, so loss= cannot replace it; choose another method."
+                f"method {self.name!r} has a loss of its own ({', '.join(map(label, other_terms))}) instead of the "
+                "cross entropy, so loss= cannot replace it; choose another method."
             )
-        made = replace(self, objective=(term, *kept))
-        return replace(made, name=self.name + made.changes(self))
+        method = replace(self, objective=(term, *other_terms))
+        return replace(method, name=self.name + method.changes(self))
 
     def changes(self, base: Method) -> str:
         """The parts in which the method differs from another one, as a suffix of its name.
@@ -111,20 +111,20 @@ class Method(Composition):
         >>> fedadam.changes(fedavg), fedavg.changes(fedadam)
         ('+adam', '-adam')
         """
-        found = ""
+        text = ""
         for slot in SLOTS:
             terms: list[tuple[Part, ...]] = []
             for method in (base, self):
                 filled = getattr(method, slot)
                 terms.append(filled if isinstance(filled, tuple) else (filled,))
             before, now = [[*map(label, parts)] for parts in terms]
-            gone, come = [part for part in before if part not in now], [part for part in now if part not in before]
-            if come and any(overrides(part, "loss") for part in terms[1] if label(part) in come):
-                gone = [part for part in gone if part != "cross_entropy"]
-            if slot in SEVERAL or come == ["none"]:
-                found += "".join(f"-{part}" for part in gone)
-            found += "".join(f"+{part}" for part in come if part != "none")
-        return found + "+pooled" * (self.pooled and not base.pooled) + "-pooled" * (base.pooled and not self.pooled)
+            removed, added = [part for part in before if part not in now], [part for part in now if part not in before]
+            if added and any(overrides(part, "loss") for part in terms[1] if label(part) in added):
+                removed = [part for part in removed if part != "cross_entropy"]
+            if slot in SEVERAL or added == ["none"]:
+                text += "".join(f"-{part}" for part in removed)
+            text += "".join(f"+{part}" for part in added if part != "none")
+        return text + "+pooled" * (self.pooled and not base.pooled) + "-pooled" * (base.pooled and not self.pooled)
 
     def _check_scalars(self) -> None:
         """Raise a ``ConfigError`` if the scalars with which a paired part starts are no numbers in [0, 1]."""
@@ -133,23 +133,23 @@ class Method(Composition):
         if not all(map(_in_unit_interval, extras)):
             raise ConfigError(f"{who}: private_start adds {extras} to v, but these must be numbers in [0, 1].")
         for values in {tuple(extras), (0.0,) * len(extras), (1.0,) * len(extras)}:  # training may move them anywhere
-            own = {"private": torch.tensor((0.0, *values)), "buffers": torch.zeros(0)}
-            uses: Any = personal.uses(0, lambda own=own: own, 0)
+            state = {"private": torch.tensor((0.0, *values)), "buffers": torch.zeros(0)}
+            uses: Any = personal.uses(0, lambda state=state: state, 0)
             if not (isinstance(uses, tuple) and uses and all(isinstance(use, Use) for use in uses)):
                 raise ConfigError(
                     f"{who}: uses returned {uses!r:.60}, but it must be a tuple of Use(...), like (Use(lam=1.0),)."
                 )
             for at in (use.lam for use in uses if not _in_unit_interval(use.lam)):
-                told = f"{at!r:.60}" + f" for the scalars {list(values)}" * bool(values)
-                raise ConfigError(f"{who}: uses returned λ = {told}, but it must be a number in [0, 1].")
+                text = f"{at!r:.60}" + f" for the scalars {list(values)}" * bool(values)
+                raise ConfigError(f"{who}: uses returned λ = {text}, but it must be a number in [0, 1].")
 
     def citations(self) -> Iterator[str]:
         """BibTeX entries of the method and its parts, without repetitions."""
-        seen: dict[str, None] = {}
+        entries: dict[str, None] = {}
         for entry in (self.citation, *(part.citation for part in self.parts.values())):
             if entry:
-                seen.setdefault(bibtex(entry))
-        yield from seen
+                entries.setdefault(bibtex(entry))
+        yield from entries
 
 
 def _in_unit_interval(value: object) -> bool:

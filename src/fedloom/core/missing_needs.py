@@ -31,7 +31,7 @@ def hint(error: BaseException) -> str:
             return f". Fields that are None have to be declared in the needs of {type(part).__name__}: {undeclared}"
         context = next((value for value in frame.f_locals.values() if isinstance(value, Context)), None)
         if isinstance(error, KeyError) and context is not None:
-            down, state, local = (", ".join(held or ()) or "nothing" for held in context[1:4])
+            down, state, local = (", ".join(names or ()) or "nothing" for names in context[1:4])
             return (
                 f". The context of {type(part).__name__} has {down} in down (from its downloads), {state} in state "
                 f"(from init_client and end) and {local} in local (from begin and on_step)"

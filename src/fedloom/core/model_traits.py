@@ -51,19 +51,19 @@ def traits(model: nn.Module, layout: Layout, inputs: Tensor | Samples) -> ModelT
         return ModelTraits()
     at = torch.linspace(0, len(inputs) - 1, 5).long()
     first, second = (moved(batch_of(inputs, at[rows].to(inputs.device)), "cpu") for rows in ([0, 1, 2], [0, 3, 4]))
-    found = ModelTraits()
+    result = ModelTraits()
     with torch.no_grad(), rng.restore_generators():
         copied = _Copy(model, layout)
         for training in (True, False):
             try:
-                one, other, again = (copied(x, training) for x in (first, second, first))
+                out, other, again = (copied(x, training) for x in (first, second, first))
             except Exception:  # whoever uses the model in this mode tells what fails
                 continue
-            if memory := copied.memory(not _equal(one, again)):
+            if memory := copied.memory(not _equal(out, again)):
                 return ModelTraits(memory)
-            if not _equal(one[:1], other[:1]):
-                found = found._replace(**{"mixes_in_training" if training else "mixes": True})
-    return found
+            if not _equal(out[:1], other[:1]):
+                result = result._replace(**{"mixes_in_training" if training else "mixes": True})
+    return result
 
 
 class _Copy:
@@ -86,8 +86,8 @@ class _Copy:
     def __call__(self, x: Any, training: bool) -> Tensor:
         """The outputs of a pass; none if they are not a tensor."""
         for name, buffer in self.sent.items():
-            owner, _, own = name.rpartition(".")
-            self.module.get_submodule(owner)._buffers[own] = buffer.clone()
+            owner, _, attribute = name.rpartition(".")
+            self.module.get_submodule(owner)._buffers[attribute] = buffer.clone()
         torch.default_generator.manual_seed(0)
         random.seed(0)
         np.random.seed(0)
@@ -107,13 +107,13 @@ class _Copy:
         return f"the attribute {name!r}" if name else "a place outside its parameters and buffers"
 
 
-def _equal(one: Tensor, other: Tensor) -> bool:
-    if one.shape != other.shape or not one.is_floating_point():
-        return one.shape == other.shape
-    finite = one[one.isfinite()].abs()
+def _equal(first: Tensor, second: Tensor) -> bool:
+    if first.shape != second.shape or not first.is_floating_point():
+        return first.shape == second.shape
+    finite = first[first.isfinite()].abs()
     scale = float(finite.max()) if len(finite) else 1.0
     return torch.allclose(
-        one, other, rtol=0, atol=scale * (1e-9 if one.dtype == torch.float64 else 1e-5), equal_nan=True
+        first, second, rtol=0, atol=scale * (1e-9 if first.dtype == torch.float64 else 1e-5), equal_nan=True
     )
 
 

@@ -58,8 +58,8 @@ class Needs:
     @cached_property
     def words(self) -> frozenset[str]:
         """The fields that are set, and their values that are words."""
-        held = {name: value for name, value in vars(self).items() if value}
-        return frozenset({*held, *(value for value in held.values() if isinstance(value, str))})
+        values = {name: value for name, value in vars(self).items() if value}
+        return frozenset({*values, *(value for value in values.values() if isinstance(value, str))})
 
     def __contains__(self, word: str) -> bool:
         """Whether a field is set, or set to this word.

@@ -383,9 +383,9 @@ class Personal(Part):
             own: as in ``uses``.
             into: the memory of the private values, or of all values where a client keeps a whole model.
         """
-        mine = own or {}
-        into.theta.copy_(mine.get("private", first.theta))
-        into.buffers.copy_(mine["buffers"] if len(mine.get("buffers", ())) else first.buffers)
+        values = own or {}
+        into.theta.copy_(values.get("private", first.theta))
+        into.buffers.copy_(values["buffers"] if len(values.get("buffers", ())) else first.buffers)
 
     def start(self, ctx: Context, received: Float[Tensor, "P"], own: Tree | None, draws: np.random.Generator) -> Start:
         """Return new ``ctx.local``, ``ctx.own`` of all parts, and the shared parameters from which local steps start.

@@ -62,8 +62,8 @@ def factory(
                 new[place] = replace(part, **changes[place])  # pyright: ignore[reportArgumentType]
             except ConfigError as error:
                 renamed = ((names.get(f"{place}.{field}", field), field) for field in changes[place])
-                said = [f"{name!r} sets {place}.{field}" for name, field in renamed if name != field]
-                raise ConfigError(f"{error} In {what}, {' and '.join(said)}." if said else str(error)) from error
+                sources = [f"{name!r} sets {place}.{field}" for name, field in renamed if name != field]
+                raise ConfigError(f"{error} In {what}, {' and '.join(sources)}." if sources else str(error)) from error
         for slot in SEVERAL:
             new[slot] = tuple(new.pop(place) for place in parts if place.startswith(f"{slot}."))
         return replace(method, **new)

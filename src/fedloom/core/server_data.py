@@ -63,9 +63,9 @@ class ServerData:
     ) -> Float[Tensor, "N C"]:
         """Logits of the model with these shared parameters and buffers, differentiable in ``shared``."""
         theta = torch.cat([shared, self.theta0[self.layout.shared_size :].to(shared.device)])
-        kept = torch.cat([buffers, self.buffers0[self.layout.shared_buffers :].to(shared.device)])
-        named: Mapping[str, Tensor] = self.layout.named(theta, kept)
-        return call(self.model, named, (x,))
+        all_buffers = torch.cat([buffers, self.buffers0[self.layout.shared_buffers :].to(shared.device)])
+        tensors: Mapping[str, Tensor] = self.layout.named(theta, all_buffers)
+        return call(self.model, tensors, (x,))
 
     def views(self, x: Tensor, round: int, *counters: int) -> tuple[Tensor, Tensor]:
         """Two random views of inputs [N, ...]; a function of the seed, the round and the counters alone."""

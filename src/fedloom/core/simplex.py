@@ -134,8 +134,8 @@ def min_norm_box_qp(gram: NDArray[np.float64], start: Vector, low: Vector, high:
     for _ in range(100 * len(p)):
         rows = np.flatnonzero(free)
         if len(rows) > 1:
-            held = gram[np.ix_(rows, ~free)] @ p[~free]
-            u, v = np.linalg.solve(gram[np.ix_(rows, rows)], np.stack([np.ones(len(rows)), held], 1)).T
+            constants = gram[np.ix_(rows, ~free)] @ p[~free]
+            u, v = np.linalg.solve(gram[np.ix_(rows, rows)], np.stack([np.ones(len(rows)), constants], 1)).T
             target = (p[rows].sum() + v.sum()) / u.sum() * u - v
             move = target - p[rows]
             bound = np.where(move > 0, high[rows], low[rows])
@@ -179,5 +179,5 @@ def restrict_to_cohort(p: Vector, cohort: np.ndarray) -> Vector:
     >>> restrict_to_cohort(np.array([1.0, 0.0, 0.0]), np.array([1, 2]))
     array([nan, nan])
     """
-    own = p[cohort]
-    return own / own.sum() if own.sum() > 0 else np.full(len(own), np.nan)
+    weights = p[cohort]
+    return weights / weights.sum() if weights.sum() > 0 else np.full(len(weights), np.nan)

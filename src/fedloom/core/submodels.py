@@ -67,13 +67,13 @@ def submodels(method: Method, model: nn.Module, layout: Layout) -> Iterator[Subm
     layout.write(numbered, *(torch.arange(size, dtype=torch.float64) for size in (layout.size, layout.buffer_size)))
     for number, name in enumerate(personal.levels):
         network = personal.network(model, number)
-        own = Layout.of(network, method.private_in(network))
-        places = own.places(personal.network(numbered, number))
-        yield Submodel(name if number else "", network, own, *places, personal.exit_weights(number))
+        submodel_layout = Layout.of(network, method.private_in(network))
+        places = submodel_layout.places(personal.network(numbered, number))
+        yield Submodel(name if number else "", network, submodel_layout, *places, personal.exit_weights(number))
 
 
 def mean_over_holders(
-    levels: Sequence[Tensor], sums: Sequence[Tensor | None], mass: Sequence[float], others: Float[Tensor, "P"]
+    levels: Sequence[Tensor], sums: Sequence[Tensor | None], mass: Sequence[float], fallback: Float[Tensor, "P"]
 ) -> Float[Tensor, "P"]:
     """The mixed update (or the mixed buffers) of clients of several levels: each entry's mean over those that hold it.
 
@@ -81,16 +81,16 @@ def mean_over_holders(
         levels: I of each level, int64 [|I|].
         sums: Σ p_i Δ_i over the clients of each level, [|I|]; None for a level without updates.
         mass: Σ p_i over the clients of each level.
-        others: the result for entries that no client holds.
+        fallback: the result for entries that no client holds.
     """
-    mixed = torch.zeros_like(others)
-    region = torch.zeros(others.shape, dtype=torch.int64, device=others.device)
+    mixed = torch.zeros_like(fallback)
+    region = torch.zeros(fallback.shape, dtype=torch.int64, device=fallback.device)
     for number, (index, total) in enumerate(zip(levels, sums, strict=True)):
         region[index] += 1 << number  # the levels that hold a parameter, as bits
         if total is not None:
             mixed[index] += total
     present, where = region.unique(return_inverse=True)
-    held = (present.cpu().numpy()[:, None] >> np.arange(len(levels))) & 1
-    masses = held @ np.asarray(mass)
+    holds = (present.cpu().numpy()[:, None] >> np.arange(len(levels))) & 1
+    masses = holds @ np.asarray(mass)
     factor = torch.from_numpy(np.divide(1.0, masses, out=np.zeros_like(masses), where=masses > 0)).to(mixed)[where]
-    return torch.where(factor > 0, mixed * factor, others)
+    return torch.where(factor > 0, mixed * factor, fallback)

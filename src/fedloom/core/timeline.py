@@ -104,20 +104,20 @@ class World:
 
     def _others(self, count: int, version: int, wave: int, busy: Set[int], time: float) -> np.ndarray:
         draw = self._draws.stream(self.seed, "invitation", version, wave)
-        chosen: list[int] = []
+        clients: list[int] = []
         if len(busy) + 2 * count < self.clients:  # as a rule most of the clients are free
             for _ in range(20):
-                drawn = draw.integers(self.clients, size=count - len(chosen))
+                draws = draw.integers(self.clients, size=count - len(clients))
                 if self.available is not None:
-                    drawn = drawn[self.available(drawn, time)]
-                chosen += [c for c in dict.fromkeys(drawn.tolist()) if c not in busy and c not in chosen]
-                if len(chosen) == count:
-                    return np.array(chosen, dtype=np.int64)
-        taken = np.fromiter((*busy, *chosen), dtype=np.int64)
-        free = np.setdiff1d(np.arange(self.clients), taken, assume_unique=True)
+                    draws = draws[self.available(draws, time)]
+                clients += [c for c in dict.fromkeys(draws.tolist()) if c not in busy and c not in clients]
+                if len(clients) == count:
+                    return np.array(clients, dtype=np.int64)
+        excluded = np.fromiter((*busy, *clients), dtype=np.int64)
+        free = np.setdiff1d(np.arange(self.clients), excluded, assume_unique=True)
         free = free[self.ready(free, time)]
-        more = draw.choice(free, min(count - len(chosen), len(free)), replace=False)
-        return np.concatenate([np.array(chosen, dtype=np.int64), more])
+        more = draw.choice(free, min(count - len(clients), len(free)), replace=False)
+        return np.concatenate([np.array(clients, dtype=np.int64), more])
 
     def cohort(self, version: int, time: float, count: int | None = None) -> tuple[np.ndarray, float]:
         """A whole cohort while nobody is at work, and the time at which its first member is available."""
@@ -213,20 +213,20 @@ class InFlight:
 
     def take(self, count: int) -> Arrivals:
         """A server step with the first ``count`` arrivals."""
-        taken, self.arrived = self.arrived[:count], self.arrived[count:]
-        taken.sort(key=lambda one: (one[2], one[1]))
-        for _, client, version, _ in taken:
+        uploads, self.arrived = self.arrived[:count], self.arrived[count:]
+        uploads.sort(key=lambda upload: (upload[2], upload[1]))
+        for _, client, version, _ in uploads:
             self.busy.remove(client)
             self.flying[version] -= 1
             if not self.flying[version]:
                 del self.flying[version]
         step = Arrivals(
-            np.array([one[1] for one in taken], dtype=np.int64),
-            np.array([one[2] for one in taken], dtype=np.int64),
+            np.array([upload[1] for upload in uploads], dtype=np.int64),
+            np.array([upload[2] for upload in uploads], dtype=np.int64),
             self.clock,
-            np.array([one[3] for one in taken]),
-            np.array([one[0] for one in taken]),
-            np.zeros(len(taken), dtype=bool),
+            np.array([upload[3] for upload in uploads]),
+            np.array([upload[0] for upload in uploads]),
+            np.zeros(len(uploads), dtype=bool),
             np.array(self.received, dtype=np.int64),
             tuple(self.flying),  # versions are counted upwards
         )

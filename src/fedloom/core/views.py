@@ -126,8 +126,8 @@ def mixed(
     """Write (1 - λ)w + λv to ``out``."""
     if not isinstance(at, list):
         return torch.lerp(pair.w, pair.v, at, out=out)
-    for one, w, v, here in zip(at, layers(pair.w), layers(pair.v), layers(out), strict=True):
-        torch.lerp(w, v, one, out=here)
+    for lam, w, v, here in zip(at, layers(pair.w), layers(pair.v), layers(out), strict=True):
+        torch.lerp(w, v, lam, out=here)
     return out
 
 
@@ -136,8 +136,8 @@ def times(
 ) -> Float[Tensor, "P"]:
     """Write the gradient times a number, or one per layer, to ``out``, which may be the gradient itself."""
     if isinstance(factor, list):
-        for one, piece, here in zip(factor, layers(grad), layers(out), strict=True):
-            torch.mul(piece, one, out=here)
+        for scale, piece, here in zip(factor, layers(grad), layers(out), strict=True):
+            torch.mul(piece, scale, out=here)
         return out
     return grad if factor == 1 and out is grad else torch.mul(grad, factor, out=out)
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedloom.applications import shown
+from fedloom.applications import notebook_html
 from fedloom.base.errors import CheckpointError, ClientError, ConfigError, nearest, user_stacklevel
 from fedloom.base.tree import nbytes
 from fedloom.compute import computes, note, resolved
@@ -105,7 +105,7 @@ class RunResult:
         return f"<RunResult of {summary['method']!r}: {summary['status']} after {summary['rounds']} rounds{details}>"
 
     def _repr_html_(self) -> str | None:
-        return shown(self)
+        return notebook_html(self)
 
 
 def run(

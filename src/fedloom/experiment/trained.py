@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedloom.applications import shown
+from fedloom.applications import notebook_html
 from fedloom.base.determinism import exact_gpu
 from fedloom.base.errors import ClientError, ConfigError, nearest
 from fedloom.compute import computes
@@ -55,7 +55,7 @@ class RunRecords:
         self.records, self.summary, self.path = history, summary, path
 
     def _repr_html_(self) -> str | None:
-        return shown(self)
+        return notebook_html(self)
 
     @property
     def history(self) -> DataFrame:
