@@ -320,7 +320,7 @@ def test_the_trial_finds_wrong_outputs_and_gradients(monkeypatch: pytest.MonkeyP
         assert reason is not None
         assert "other gradients than the module, of 'a.weight'" in reason
     with monkeypatch.context() as patch:
-        patch.setattr(Sigmoid, "forward", lambda self, x: setattr(self, "kept", x) or x)
+        patch.setattr(Sigmoid, "forward", lambda self, x: setattr(self, "saved_value", x) or x)
         assert "other outputs" in str(trial_reason(nn.Sequential(nn.Linear(FEATURES, 3), nn.Sigmoid()), "logits", X))
     with monkeypatch.context() as patch:
         patch.setattr(Dropout, "forward", lambda self, x: setattr(self, "scale", None) or x)

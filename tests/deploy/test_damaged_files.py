@@ -101,4 +101,4 @@ def test_privacy_is_not_counted_from_a_damaged_number_of_rounds(counted: str | N
     if counted is not None:
         (tmp_path / "rounds_begun").write_text(counted)
     with pytest.raises(CheckpointError, match=r"rounds_begun, which counts .* continue with resume="):
-        task._begin()
+        task._count_start()

@@ -227,16 +227,16 @@ def test_rounds_that_are_begun_again_cost_privacy_and_cohorts_are_secret(tmp_pat
     tasks = [DeployTask(recipe, roster, transport, tmp_path / "run") for _ in range(2)]
     transport.close()
     first, again = tasks
-    first._begin()
+    first._count_start()
     assert first.repeated == 0
-    again._begin()  # the first one died before its round was over
+    again._count_start()  # the first one died before its round was over
     assert again.repeated == 1
     again.round = 1
-    again._begin()
+    again._count_start()
     assert again.repeated == 1
     (tmp_path / "run" / "rounds_begun").write_text("")  # cut short by other hands
     with pytest.raises(CheckpointError, match=r"rounds_begun, which counts .* continue with resume="):
-        again._begin()
+        again._count_start()
     drawn = [[task._cohort(t, 2).tolist() for t in range(20)] for task in tasks]
     public = [draw_cohort(4, 2, 0, t).tolist() for t in range(20)]
     assert public not in drawn
