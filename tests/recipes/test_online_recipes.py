@@ -158,7 +158,7 @@ def test_hedge_takes_the_published_grid_and_one_configuration_a_part_of_it(
     run = {"tasks": 4, "ctm": [0.5] * 4, "ltm": [[4, 0.5]], "bytes": [0] * 4, "chosen": "-", "seconds": 1.0}
     settings = []
     monkeypatch.setattr(study.common, "run", lambda setting, *_: settings.append(setting) or run)
-    monkeypatch.setattr(study, "tuned", lambda *_: {"1": [0.5, 0.5], "5": [0.6, 0.6], "10": [0.5, 0.5]})
+    monkeypatch.setattr(study, "tune", lambda *_: {"1": [0.5, 0.5], "5": [0.6, 0.6], "10": [0.5, 0.5]})
     monkeypatch.setattr(study.plots, "picture", lambda *_: None)
     asked = ["--tasks", "4", "--seeds", "0", "--learners", "FS", "MOML", "--out", str(tmp_path)]
     assert study.main([*asked, "--steps", "10", "20", "--hedge"]) == study.main([*asked, "--steps", "10"]) == 0
