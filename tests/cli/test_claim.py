@@ -14,10 +14,10 @@ import pytest
 from helpers.commands import Cli
 
 from fedloom.base import yaml
-from fedloom.base.errors import ConfigError, DataError
+from fedloom.base.errors import CheckpointError, ConfigError, DataError
 from fedloom.experiment.rundir import RunDirectory
 from fedloom_apps.claims.comparisons import Figure
-from fedloom_apps.claims.register import merged, of_run, open_work, read_claim, store
+from fedloom_apps.claims.register import fit, merged, of_run, open_work, read_claim, read_claims, store
 from fedloom_apps.claims.rule import Verdict
 
 CLAIM: dict[str, Any] = {
@@ -438,6 +438,17 @@ def test_a_run_that_diverged_has_no_last_figure_and_costs_may_be_less_than_fedav
     (diverged,) = found["curves"]["global/accuracy"]
     run = RECORD | {"curves": {"global/accuracy": [0.5, None, diverged, None]}}
     assert (isnan(Figure()(run, {})), Figure("best")(run, {})) == (True, 0.5)
+
+
+def test_a_seed_is_a_whole_number(cli: Cli, claims: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """True is equal to 1, and would be counted beside it."""
+    train(cli, claims, "fast", 1, "runs/a")
+    directory, files = RunDirectory("runs/a"), read_claims(claims)
+    assert fit(directory, files).seed == "1"
+    config = directory.config()
+    monkeypatch.setattr(RunDirectory, "config", lambda self: config | {"seed": True})
+    with pytest.raises(CheckpointError, match="fits no claim"):
+        fit(directory, files)
 
 
 def seeds(**accuracies: list[float]) -> dict[str, Any]:
