@@ -277,7 +277,9 @@ class Trainer:
         with writing(directory.path, CheckpointError):
             if stored is None:
                 directory.create(config, task.citations, into=bool(resume))
-                directory.checkpoints.mkdir(exist_ok=True)  # so that a lost folder is noticed, see ``outran``
+                directory.checkpoints.mkdir(
+                    exist_ok=True
+                )  # so that a lost folder is noticed, see ``has_lost_checkpoints``
             else:
                 directory.acquire()
                 self._go_back(directory, resume, stored)

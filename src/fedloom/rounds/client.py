@@ -71,7 +71,7 @@ class SecondBuffers:
 
     @contextmanager
     def during(self, view: View, w_has_passes: bool, buffers: Tensor) -> Iterator[None]:
-        """The module's ``buffers`` during a pass of the view: v's if it moves v alone, and w has passes (``apart``)."""
+        """The module's ``buffers`` during a pass of the view: v's if it moves v alone, and ``w_has_passes``."""
         if view.shared:
             yield
             return
@@ -150,7 +150,7 @@ def client_contexts(plan: ClientPlan, down: Broadcast, state: State, client: int
 def on_step(
     plan: ClientPlan, contexts: dict[str, Context], client: int, round: int, step: int, model: Model, batch: Batch
 ) -> None:
-    """Call the parts' ``on_step`` before a local step; ``seen`` is updated with the new ``local`` values."""
+    """Call the parts' ``on_step`` before a local step; ``contexts`` gets the new ``local`` values."""
     for place, part in plan.method.hooks["on_step"]:
         part_batch = batch._replace(teacher=plan.teacher(batch.x)) if part.needs.teacher and plan.teacher else batch
         draws = rng.stream(plan.seed, place, round, client, step)

@@ -116,7 +116,7 @@ def deployed_model(
 def deployed_params(
     plan: ClientPlan, net: Net, theta: Float[Tensor, "P"], buffers: Float[Tensor, "buffers"], support: Batch
 ) -> Float[Tensor, "P"] | None:
-    """The parameters of the ``deployed`` model; None if that is more than a network with other parameters."""
+    """The parameters of the deployed model; None if that is more than a network with other parameters."""
     adaptation = plan.method.adaptation
     if overrides(adaptation, "adapt"):
         return None

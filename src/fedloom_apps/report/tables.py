@@ -381,7 +381,7 @@ def scope_metrics(groups: Sequence[RunGroup], scope: Scope) -> list[tuple[str, s
 
 
 def per_run(groups: Sequence[RunGroup], quantity: Callable[[RunData], float | None]) -> list[SeedStats]:
-    """The value of ``figure`` for every run, group by group; None for runs without results (``result_filter``)."""
+    """The value of ``quantity`` for every run, group by group; None for runs without results (``result_filter``)."""
     has_result = result_filter(groups)
     return [
         SeedStats(

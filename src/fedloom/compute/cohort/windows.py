@@ -132,6 +132,6 @@ def _product_seconds(rows: int, per_row: int) -> float:
 
 
 def _memory_seconds(passes: int, x: Tensor, size: int, working_set: int) -> float:
-    """Seconds to read or write ``size`` values so often, if each client of the block keeps ``held`` values."""
+    """Seconds to read or write ``size`` values so often, if each client of the block keeps ``working_set`` values."""
     bandwidth = CACHED if len(x) * working_set * x.element_size() <= CACHE else UNCACHED
     return passes * size * x.element_size() / bandwidth
