@@ -14,7 +14,7 @@ from itertools import cycle
 
 import numpy as np
 import pytest
-from helpers.relations import PARTS, RELATIONS, UNDRAWN, Count, Draw, Refused, base, search, shrunk
+from helpers.relations import PARTS, RELATIONS, UNDRAWN, Count, Draw, Refused, base, search, shrink
 
 from fedloom.core.slots import SLOTS
 
@@ -71,7 +71,7 @@ def test_what_is_broken_is_shrunk_to_what_breaks_it(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(RELATIONS, "made up", RELATIONS["bytes by hand"]._replace(check=adam_fails_with_names))
     random = draws(1, "made up")
     large = next(draw for draw in random if draw.server == "adam" and draw.named)
-    least = shrunk("made up", large)
+    least = shrink("made up", large)
     assert str(least) == "Draw(server='adam', named=True)"
     assert eval(str(least)) == least
     fault = search("made up", large, Count())

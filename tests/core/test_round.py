@@ -12,7 +12,7 @@ import torch
 from helpers.federations import SIZES, classes
 from helpers.networks import headless, tanh_net
 from helpers.runs import assert_same_state, experiment, go, theta
-from helpers.trouble import marked
+from helpers.trouble import with_marked_client
 
 from fedloom.base.errors import ConfigError
 from fedloom.base.tree import Tree
@@ -119,7 +119,7 @@ def test_losses_mix_the_cohort_that_was_drawn() -> None:
 
 def test_a_client_whose_loss_is_not_finite_is_left_out_before_work() -> None:
     method = Method("m", LOSS, mixing=ByLoss())
-    federation = marked(2, 1e308)
+    federation = with_marked_client(2, 1e308)
     result = go(method, federation=federation, model=lambda: scaled(headless()), rounds=1)
     assert [str(f) for f in result.failures] == ["round 1, client 2: its loss of the received model is not finite"]
     sent = result.history[0]
@@ -156,7 +156,9 @@ def test_waiting_for_all_updates_changes_nothing_else(engine: str) -> None:
 def test_reductions_mean_what_they_say(mixing: Mixing) -> None:
     """One round in which client 2 fails: p, the plain mean, the share of K, and all of them."""
     method = Method("m", LOSS, drift=Probe(), mixing=mixing)
-    result = go(method, federation=marked(2, 1e160), model=headless, rounds=1, cohort=None, local=Local(steps=3))
+    result = go(
+        method, federation=with_marked_client(2, 1e160), model=headless, rounds=1, cohort=None, local=Local(steps=3)
+    )
     state = {k: v.numpy() for k, v in result.snapshot.server.parts["drift"].items()}
     there = np.array([i for i in range(len(SIZES)) if i != 2])
     sizes = np.array(SIZES)[there]
@@ -175,7 +177,7 @@ def test_reductions_mean_what_they_say(mixing: Mixing) -> None:
 def test_when_all_weight_was_on_clients_that_failed_nobodys_work_counts() -> None:
     """Neither the model nor any client's state moves; otherwise FedDyn's h would no longer be the mean of the h_i."""
     method = Method("m", LOSS, drift=FedDynDrift(0.1), mixing=Favourite())
-    result = go(method, federation=marked(2, 1e160), model=headless, rounds=2, local=Local(steps=3))
+    result = go(method, federation=with_marked_client(2, 1e160), model=headless, rounds=2, local=Local(steps=3))
     assert [f.client for f in result.failures] == [2, 2]
     start = torch.cat([p.detach().double().ravel() for p in headless().parameters()]).numpy()
     np.testing.assert_array_equal(theta(result), start)

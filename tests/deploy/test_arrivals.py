@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.deploying import Scripted, config, scripted, simulated
+from helpers.deploying import Scripted, config, scripted_nodes, simulation
 
 from fedloom.base.errors import CheckpointError, ClientError, ConfigError
 from fedloom.experiment.clock import Clock
@@ -41,7 +41,7 @@ def same(one: RunResult, other: RunResult) -> None:
 def played(out: Path, *words: str) -> RunResult:
     """The simulation of a deployment on record."""
     kept = [word for word in (*WORDS, *words) if not word.startswith(("schedule", "evaluation.hours"))]
-    return simulated(*kept, "devices=none", "schedule=replay", f"schedule.path={out}")
+    return simulation(*kept, "devices=none", "schedule=replay", f"schedule.path={out}")
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     made: list[Scripted] = []
 
     def make(*words: str) -> Scripted:
-        made.append(scripted(config(*WORDS, *words), tmp_path / "nodes", seconds))
+        made.append(scripted_nodes(config(*WORDS, *words), tmp_path / "nodes", seconds))
         made[0].keeps_time(monkeypatch)
         return made[0]
 
@@ -83,7 +83,7 @@ def test_arrivals_of_a_simulated_schedule_give_the_simulated_model(
     result = run(Recipe.of(config(*WORDS, *words)), nodes(*words), 5, tmp_path / "run")
     timed = lambda self, clients, version: np.array([seconds(c, version) for c in clients.tolist()])  # noqa: E731
     monkeypatch.setattr(Clock, "seconds", timed)
-    reference = simulated(*WORDS, *words, "devices=equal")
+    reference = simulation(*WORDS, *words, "devices=equal")
     same(result, reference)
     for mine, theirs in zip(result.history, reference.history, strict=True):
         for name in ("global/accuracy", "clock", "staleness/mean", "versions", "late", "time/work", "comm/bytes"):

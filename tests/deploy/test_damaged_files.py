@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers.deploying import answered, config, in_process
+from helpers.deploying import config, in_process, node_and_last_order
 
 from fedloom.base.errors import CheckpointError
 from fedloom_apps.deploy import versions
@@ -22,7 +22,7 @@ from fedloom_apps.deploy.wire import unpack
 @pytest.fixture
 def asked(tmp_path: Path) -> tuple[Node, Order, bytes]:
     """A node, the last order to it, which it has answered, and the broadcast with it."""
-    return answered("rounds=1", "method=scaffold", folder=tmp_path)
+    return node_and_last_order("rounds=1", "method=scaffold", folder=tmp_path)
 
 
 @pytest.mark.parametrize("cut", [0, 1, 9, -1, None])

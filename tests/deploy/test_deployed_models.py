@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.deploying import config, in_process, simulated
+from helpers.deploying import config, in_process, simulation
 from safetensors.torch import load_file
 
 import fedloom as fl
@@ -98,7 +98,7 @@ def test_models_of_clients_stay_with_the_nodes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["fedper", "ditto", "apfl"])
 def test_a_node_has_the_model_that_its_client_would_have_in_a_simulation(method: str, tmp_path: Path) -> None:
     words = (f"method={method}", "rounds=2")
-    path, client = deployed(tmp_path, *words), simulated(*words).trained.client(1)
+    path, client = deployed(tmp_path, *words), simulation(*words).trained.client(1)
     data = np.load(tmp_path / "nodes" / "data" / "node-1.npz")
     model = node_model(path, tmp_path / "nodes" / "state" / "node-1", data["x_train"], data["y_train"])
     assert torch.equal(model.outputs(data["x_test"]), client.outputs(data["x_test"]))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers.deploying import config, in_process, simulated
+from helpers.deploying import config, in_process, simulation
 
 from fedloom_apps.deploy.messages import EVALUATE, Order
 from fedloom_apps.deploy.server import Recipe, run
@@ -19,7 +19,7 @@ def test_clients_with_parts_of_the_model_measure_what_a_simulation_does(method: 
     transport = in_process(made := config(*words), tmp_path)
     result = run(Recipe.of(made), transport, 4)
     transport.close()
-    for mine, theirs in zip(result.history, simulated(*words).history, strict=True):
+    for mine, theirs in zip(result.history, simulation(*words).history, strict=True):
         for key in ("clients/accuracy/mean", "clients/loss/mean"):
             assert mine[key] == pytest.approx(theirs[key], abs=1e-6), key
         assert mine["deploy/unmeasured"] == 0

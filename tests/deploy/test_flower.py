@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.deploying import config, simulated
+from helpers.deploying import config, simulation
 
 from fedloom.base.errors import CheckpointError, ClientError, ConfigError
 from fedloom.experiment.callbacks import Callback, RunInfo
@@ -193,7 +193,7 @@ def test_nodes_and_servers_that_are_killed_go_on_to_the_same_bits(
     relay.begin()
     result = relay.run(WORDS, place / "run", resume=True)
     assert "connected to" in (place / "nodes" / "node-2" / "node.log").read_text()
-    reference = simulated(*WORDS)
+    reference = simulation(*WORDS)
     assert torch.equal(result.snapshot.server.theta, reference.snapshot.server.theta)
     assert not result.failures
     for mine, theirs in zip(result.history, reference.history, strict=True):
@@ -227,7 +227,7 @@ def test_steps_that_overlap_are_played_again_to_the_same_bits(
     result = relay.run((*words, *timed), place / "overlapping", callbacks=[Stopping(nodes["node-1"], 3)])
     assert not result.failures
     assert max(record["staleness/max"] for record in result.history) >= 3
-    again = simulated(*words, "devices=none", "schedule=replay", f"schedule.path={place / 'overlapping'}")
+    again = simulation(*words, "devices=none", "schedule=replay", f"schedule.path={place / 'overlapping'}")
     assert torch.equal(again.snapshot.server.theta, result.snapshot.server.theta)
     assert [one["global/accuracy"] for one in again.history] == [one["global/accuracy"] for one in result.history]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.deploying import InProcess, config, in_process, simulated
+from helpers.deploying import InProcess, config, in_process, simulation
 from safetensors.torch import load as load_tensors
 
 from fedloom.base.errors import CheckpointError, ClientError
@@ -246,7 +246,7 @@ def test_work_that_diverged_counts_as_an_answer(tmp_path: Path) -> None:
     result = run(Recipe.of(made), transport, 4)
     transport.close()
     assert [(f.round, f.kind) for f in result.failures] == [(t, "diverged") for t in (0, 1) for _ in range(4)]
-    assert torch.equal(result.snapshot.server.theta, simulated(*words[:-1]).snapshot.server.theta)
+    assert torch.equal(result.snapshot.server.theta, simulation(*words[:-1]).snapshot.server.theta)
 
 
 def test_a_finished_run_needs_no_nodes_to_be_continued(undisturbed: RunResult, tmp_path: Path) -> None:
@@ -354,7 +354,7 @@ def test_rounds_in_which_every_fifth_answer_is_lost(tmp_path: Path) -> None:
 
     transport.route = route
     result = again(transport, words)
-    reference = simulated(*WORDS, "rounds=12", "local.lr=0.05", "drop_rate=0.2")
+    reference = simulation(*WORDS, "rounds=12", "local.lr=0.05", "drop_rate=0.2")
     lost = [(failure.round, failure.client) for failure in result.failures]
     assert lost == [(failure.round, failure.client) for failure in reference.failures]
     assert len(lost) > 5

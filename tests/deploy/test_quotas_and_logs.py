@@ -7,7 +7,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from helpers.deploying import answered
+from helpers.deploying import node_and_last_order
 
 from fedloom.base.errors import CheckpointError, ConfigError
 from fedloom.cli import main
@@ -24,7 +24,7 @@ def code(node: Node, order: Order, broadcast: bytes, number: int) -> str:
 
 @pytest.fixture
 def parts(tmp_path: Path) -> tuple[Node, Order, bytes]:
-    return answered("rounds=1", folder=tmp_path)
+    return node_and_last_order("rounds=1", folder=tmp_path)
 
 
 def test_orders_steps_folders_and_bytes_have_quotas(parts: tuple[Node, Order, bytes]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.deploying import config, in_process, simulated
+from helpers.deploying import config, in_process, simulation
 
 from fedloom.base.errors import CheckpointError, ClientError, ConfigError, FedLoomError
 from fedloom.base.rng import stream
@@ -55,7 +55,7 @@ def test_clients_measure_what_a_simulation_does(method: str, tmp_path: Path) -> 
     transport = in_process(made := config(*words), tmp_path)
     result = run(Recipe.of(made), transport, 4)
     transport.close()
-    reference = simulated(*words)
+    reference = simulation(*words)
     for mine, theirs in zip(result.history, reference.history, strict=True):
         for key in ("global/accuracy", "clients/accuracy/mean", "clients/loss/mean", "clients/accuracy/worst10"):
             if key in theirs:
@@ -67,7 +67,7 @@ def test_nodes_know_losses_on_validation_samples_and_on_training_samples(tmp_pat
     transport = in_process(made := config(*words), tmp_path)
     result = run(Recipe.of(made), transport, 4)
     transport.close()
-    reference = simulated(*words)
+    reference = simulation(*words)
     assert torch.equal(result.snapshot.server.theta, reference.snapshot.server.theta)
     for mine, theirs in zip(result.history, reference.history, strict=True):
         for key in ("mixing/objective", "mixing/held_out_objective"):
@@ -104,7 +104,7 @@ def test_noise_and_samples_of_private_examples_are_not_those_of_the_public_seed(
         ends.append(run(Recipe.of(made), transport, 4).snapshot.server.theta)
         transport.close()
     assert not torch.equal(*ends)
-    assert not any(torch.equal(end, simulated(*words).snapshot.server.theta) for end in ends)
+    assert not any(torch.equal(end, simulation(*words).snapshot.server.theta) for end in ends)
     assert len([facts for facts in said if facts["status"] == "done"]) == 8
     assert not any("loss" in facts for facts in said)
 
@@ -136,7 +136,7 @@ def test_a_node_of_a_private_run_whose_work_diverges_sends_noise_alone(tmp_path:
     assert not result.failures
     assert [facts["status"] for facts in said] == ["joined"] * 4 + ["done"] * 4
     assert not any("loss" in facts for facts in said)
-    update = result.snapshot.server.theta - simulated("rounds=1", "local.lr=1e-9").snapshot.server.theta
+    update = result.snapshot.server.theta - simulation("rounds=1", "local.lr=1e-9").snapshot.server.theta
     assert 0.2 < float(update.std()) < 3  # of noise on zeros
 
 
@@ -145,7 +145,7 @@ def test_losses_of_received_models_leave_client_states_alone(tmp_path: Path) -> 
     transport = in_process(made := config(*words), tmp_path)
     result = run(Recipe.of(made), transport, 4)
     transport.close()
-    reference = simulated(*words)
+    reference = simulation(*words)
     assert torch.equal(result.snapshot.server.theta, reference.snapshot.server.theta)
     assert [r["mixing/objective"] for r in result.history] == [r["mixing/objective"] for r in reference.history]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.deploying import config, in_process, simulated
+from helpers.deploying import config, in_process, simulation
 from helpers.marks import kinds
 
 from fedloom.experiment.federated import RunResult
@@ -39,7 +39,7 @@ def test_the_bits_are_those_of_the_serial_engine(method: str, tmp_path: Path) ->
     words = [f"method={method}", "cohort=3", *MODELS.get(method, [])]
     transport = in_process(made := config(*words), tmp_path)
     result = run(Recipe.of(made), transport, 4)
-    reference = simulated(*words)
+    reference = simulation(*words)
     assert torch.equal(result.snapshot.server.theta, reference.snapshot.server.theta)
     assert torch.equal(result.snapshot.server.buffers, reference.snapshot.server.buffers)
     measured = (
@@ -101,7 +101,7 @@ def test_a_private_deployment_differs_from_a_simulation_in_its_secret_seeds_alon
 ) -> None:
     words = ["clients=8", "participation=0.5", "deploy.nodes=8", "method.mixing=uniform", "method.uplink=[clip_noise]",
              f"method.uplink.clip_noise.noise_at={noise_at}", "method.uplink.clip_noise.noise=1.0"]  # fmt: skip
-    reference = simulated(*words).snapshot.server.theta
+    reference = simulation(*words).snapshot.server.theta
     found = {}
     for seeds in ("secret", "public"):
         if seeds == "public":

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers.deploying import InProcess, config, in_process, simulated
+from helpers.deploying import InProcess, config, in_process, simulation
 
 import fedloom as fl
 from fedloom.base.errors import ConfigError, DataError
@@ -57,7 +57,7 @@ def test_dealt_data_train_the_bits_of_a_simulation_and_are_predicted_as_they_wer
     transport = in_process(made := config(*words), tmp_path / "nodes")
     result = run(Recipe.of(made), transport, 3, tmp_path / "run")
     transport.close()
-    reference = simulated(*words)
+    reference = simulation(*words)
     assert torch.equal(result.snapshot.server.theta, reference.snapshot.server.theta)
     assert result.history[-1]["clients/accuracy/mean"] == reference.history[-1]["clients/accuracy/mean"]
     table = pd.read_parquet(tmp_path / "run" / "clients.parquet").query("round == 2")

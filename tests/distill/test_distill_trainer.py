@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from helpers.distilling import Problem, weights
-from helpers.forging import forged
+from helpers.forging import forge_checkpoint
 from helpers.marks import kinds
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -275,7 +275,7 @@ def test_a_state_that_cannot_have_been_is_refused(
     experiment = vectors.experiment(disk(), epochs=9, warmup_epochs=1)
     distill.run(experiment, tmp_path, checkpoint_every=1)
     shutil.rmtree(max((tmp_path / "checkpoint").iterdir()))
-    place = forged(tmp_path, "state", change, facts)
+    place = forge_checkpoint(tmp_path, "state", change, facts)
     with pytest.raises(CheckpointError, match=rf"the checkpoint {place} cannot be used \(.*{told}"):
         distill.run(experiment, tmp_path, resume=True)
 

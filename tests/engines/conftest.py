@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from importlib import import_module
 
 import pytest
-from helpers.ray_cluster import Lent, left
+from helpers.ray_cluster import Lent, processes_of
 
 from fedloom_apps.ray.cluster import Cluster
 
@@ -18,7 +18,7 @@ def cluster() -> Iterator[Lent]:
     made = Lent(2 if len(os.sched_getaffinity(0)) > 1 else 1)
     yield made
     Cluster.close(made)
-    assert not left(made.folder), "processes of the cluster are left"
+    assert not processes_of(made.folder), "processes of the cluster are left"
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from helpers.federations import SIZES, classes
 from helpers.marks import kinds
 from helpers.networks import linear_layers, tanh_net
 from helpers.runs import assert_same_run, assert_same_state, experiment, go
-from helpers.trouble import MARK, guarded, marked, stumble, suicide
+from helpers.trouble import MARK, guarded_net, stumble, suicide, with_marked_client
 from torch import Tensor, nn
 
 from fedloom import methods
@@ -55,7 +55,7 @@ MODULE = import_module("fedloom.engines.processes")  # a factory has the same na
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedper"])
 def test_clients_of_a_killed_worker_are_redone(name: str, workers: int, tmp_path: Path) -> None:
     diary = tmp_path / "deaths"
-    settings = {"federation": marked(VICTIM), "model": guarded(suicide(1, diary))}
+    settings = {"federation": with_marked_client(VICTIM), "model": guarded_net(suicide(1, diary))}
     reference = go(name, **settings)
     assert not diary.exists()
     result = go(name, engine="processes", engine_settings={"workers": workers}, **settings)
@@ -68,7 +68,7 @@ def test_clients_of_a_killed_worker_are_redone(name: str, workers: int, tmp_path
 @pytest.mark.exhaustive
 def test_a_client_that_always_kills_its_worker_is_named_and_left_out(name: str, tmp_path: Path) -> None:
     diary = tmp_path / "deaths"
-    settings = {"federation": marked(VICTIM), "model": guarded(suicide(10**6, diary)), "rounds": 2}
+    settings = {"federation": with_marked_client(VICTIM), "model": guarded_net(suicide(10**6, diary)), "rounds": 2}
     result = go(name, engine="processes", engine_settings={"workers": 2}, **settings)
     assert [(f.round, f.client) for f in result.failures] == [(0, VICTIM), (1, VICTIM)]
     assert str(result.failures[0]) == f"round 1, client {VICTIM}: its worker process died 3 times"
@@ -112,7 +112,11 @@ def test_a_worker_killed_from_outside_is_not_its_clients_failure(
 ) -> None:
     """Twice at the same client, as when memory is short while others work: by itself it does its work."""
     diary = tmp_path / "deaths"
-    settings = {"federation": marked(VICTIM, MARK, sizes), "model": guarded(suicide(times, diary)), "rounds": 1}
+    settings = {
+        "federation": with_marked_client(VICTIM, MARK, sizes),
+        "model": guarded_net(suicide(times, diary)),
+        "rounds": 1,
+    }
     reference = go("scaffold", **settings)
     result = go("scaffold", engine="processes", engine_settings={"workers": 2}, **settings)
     assert diary.read_text() == times * "x", "no worker died, so nothing was tested"
@@ -334,7 +338,11 @@ IN_BLOCKS = {"model": tanh_net, "local": Local(batch_size=2), "rounds": 2, "eval
 @pytest.mark.parametrize("method", kinds(["fedavg", "scaffold", "fedper", "q_ffl", "fedmgda"], ["scaffold", "fedmgda"]))
 def test_blocks_of_several_clients_have_the_bits_of_serial(method: str) -> None:
     """Clients drop out and one diverges in the midst of its block; folds, states and models agree all the same."""
-    settings = IN_BLOCKS | {"federation": marked(VICTIM, 1e160, MANY), "model": linear_layers, "drop_rate": 0.1}
+    settings = IN_BLOCKS | {
+        "federation": with_marked_client(VICTIM, 1e160, MANY),
+        "model": linear_layers,
+        "drop_rate": 0.1,
+    }
     assert len(blocks(len(MANY))[0]) == 6
     reference = go(method, **settings)
     assert VICTIM in {f.client for f in reference.failures}
@@ -345,7 +353,10 @@ def test_blocks_of_several_clients_have_the_bits_of_serial(method: str) -> None:
 @pytest.mark.parametrize("name", ["fedavg", "scaffold"])
 def test_a_block_is_redone_when_its_worker_dies(name: str, workers: int, tmp_path: Path) -> None:
     diary = tmp_path / "deaths"
-    settings = IN_BLOCKS | {"federation": marked(VICTIM, MARK, MANY), "model": guarded(suicide(1, diary))}
+    settings = IN_BLOCKS | {
+        "federation": with_marked_client(VICTIM, MARK, MANY),
+        "model": guarded_net(suicide(1, diary)),
+    }
     reference = go(name, **settings)
     result = go(name, engine="processes", engine_settings={"workers": workers}, **settings)
     assert diary.read_text() == "x", "no worker died, so nothing was tested"
@@ -357,9 +368,9 @@ def test_a_block_is_redone_when_its_worker_dies(name: str, workers: int, tmp_pat
 def test_the_others_of_a_block_count_when_one_always_kills_its_worker(tmp_path: Path) -> None:
     """The run is the one in which that client raises an error instead."""
     diary = tmp_path / "deaths"
-    settings = IN_BLOCKS | {"federation": marked(VICTIM, MARK, MANY)}
-    there = go("scaffold", model=guarded(stumble), **{k: v for k, v in settings.items() if k != "model"})
-    settings |= {"model": guarded(suicide(10**6, diary))}
+    settings = IN_BLOCKS | {"federation": with_marked_client(VICTIM, MARK, MANY)}
+    there = go("scaffold", model=guarded_net(stumble), **{k: v for k, v in settings.items() if k != "model"})
+    settings |= {"model": guarded_net(suicide(10**6, diary))}
     result = go("scaffold", engine="processes", engine_settings={"workers": 2}, **settings)
     assert [str(f) for f in result.failures] == [
         f"round {t}, client {VICTIM}: its worker process died 3 times" for t in (1, 2)
@@ -371,9 +382,9 @@ def test_the_others_of_a_block_count_when_one_always_kills_its_worker(tmp_path: 
 @pytest.mark.exhaustive
 def test_two_clients_of_a_block_that_kill_their_workers_are_both_named(tmp_path: Path) -> None:
     diary = tmp_path / "deaths"
-    federation = marked(VICTIM, MARK, MANY)
+    federation = with_marked_client(VICTIM, MARK, MANY)
     federation.train.arrays.x[torch.from_numpy(federation.train.index[VICTIM + 2]), 0] = MARK
-    settings = IN_BLOCKS | {"federation": federation, "model": guarded(suicide(10**6, diary)), "rounds": 1}
+    settings = IN_BLOCKS | {"federation": federation, "model": guarded_net(suicide(10**6, diary)), "rounds": 1}
     result = go(engine="processes", engine_settings={"workers": 2}, **settings)
     assert [f.client for f in result.failures] == [VICTIM, VICTIM + 2]
     assert diary.read_text() == 6 * "x"
@@ -440,9 +451,9 @@ def test_workers_killed_at_random_moments_change_no_bit() -> None:
 
 
 def test_an_error_in_every_worker_ends_the_run_with_a_sentence() -> None:
-    federation = marked(0)
+    federation = with_marked_client(0)
     federation.train.arrays.x[:, 0] = MARK
     with pytest.raises(
         ClientError, match=r"round 1, client 0: failed in step 1 of 4: RuntimeError: the sample is cursed"
     ):
-        run(experiment(federation=federation, model=guarded(stumble), engine="processes"))
+        run(experiment(federation=federation, model=guarded_net(stumble), engine="processes"))

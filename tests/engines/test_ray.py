@@ -18,9 +18,9 @@ import pytest
 from helpers.federations import Shaken, as_images, classes
 from helpers.marks import kinds
 from helpers.networks import Flattening, tanh_net
-from helpers.ray_cluster import Lent, left
+from helpers.ray_cluster import Lent, processes_of
 from helpers.runs import GENTLE, assert_same_run, go
-from helpers.trouble import MARK, guarded, marked, stumble, suicide
+from helpers.trouble import MARK, guarded_net, stumble, suicide, with_marked_client
 
 from fedloom import methods
 from fedloom.base.errors import ClientError, ConfigError
@@ -53,7 +53,7 @@ def test_every_method_has_the_bits_of_serial(name: str, lent: Lent) -> None:
 def test_blocks_of_several_clients(gather: str, compute: str, lent: Lent) -> None:
     """With means of client models, float32, and one client that diverges."""
     del lent
-    given: dict[str, Any] = {"federation": marked(VICTIM, 1e160, MANY), "rounds": 2, "compute": compute}
+    given: dict[str, Any] = {"federation": with_marked_client(VICTIM, 1e160, MANY), "rounds": 2, "compute": compute}
     given |= {"evaluation": Evaluation(what=("average", "received", "clients")), "drop_rate": 0.1}
     reference = go("scaffold", **given)
     assert_same_run(reference, on_ray("scaffold", gather, **given))
@@ -81,7 +81,7 @@ def several(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_blocks_of_a_dead_worker_are_redone(gather: str, lent: Lent, tmp_path: Path, several: None) -> None:
     del several
     diary = tmp_path / "deaths"
-    given = {"federation": marked(VICTIM, MARK, MANY), "model": guarded(suicide(1, diary)), "rounds": 2}
+    given = {"federation": with_marked_client(VICTIM, MARK, MANY), "model": guarded_net(suicide(1, diary)), "rounds": 2}
     reference = go("scaffold", **given)
     with pytest.warns(UserWarning, match="a worker of the cluster died; its clients were redone by others") as told:
         result = on_ray("scaffold", gather, **given)
@@ -117,10 +117,10 @@ def test_a_client_that_kills_its_workers_is_left_out_by_name(
 ) -> None:
     """The others of its blocks count: the run is the one in which that client raises an error instead."""
     del lent, several
-    diary, given = tmp_path / "deaths", {"federation": marked(VICTIM, MARK, MANY), "rounds": 1}
-    there = go("feddyn", model=guarded(stumble), **given)
+    diary, given = tmp_path / "deaths", {"federation": with_marked_client(VICTIM, MARK, MANY), "rounds": 1}
+    there = go("feddyn", model=guarded_net(stumble), **given)
     with pytest.warns(UserWarning, match="a worker of the cluster died"):
-        result = on_ray("feddyn", model=guarded(suicide(10**6, diary)), **given)
+        result = on_ray("feddyn", model=guarded_net(suicide(10**6, diary)), **given)
     assert [str(f) for f in result.failures] == [
         f"round 1, client {VICTIM}: its worker process or its result was lost 4 times"
     ]
@@ -130,10 +130,10 @@ def test_a_client_that_kills_its_workers_is_left_out_by_name(
 
 def test_faults_in_the_code_end_the_run_with_a_sentence(lent: Lent) -> None:
     del lent
-    federation = marked(0)
+    federation = with_marked_client(0)
     federation.train.arrays.x[:, 0] = MARK
     with pytest.raises(ClientError, match="round 1, client 0: failed in step 1 of 4: RuntimeError: the sample is cur"):
-        on_ray(federation=federation, model=guarded(stumble))
+        on_ray(federation=federation, model=guarded_net(stumble))
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_nothing_is_left_after_ctrl_c(tmp_path: Path) -> None:
     finally:
         program.kill()
     folder = (tmp_path / "folder").read_text()
-    assert not left(folder)
+    assert not processes_of(folder)
     assert not Path(folder).exists()
     assert program.returncode == 130
     assert "continue with: fedloom run resume=here" in out + err

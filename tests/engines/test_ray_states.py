@@ -16,8 +16,8 @@ from helpers.deaths import states_in
 from helpers.federations import classes
 from helpers.ray_cluster import Lent
 from helpers.runs import assert_same_run, experiment, go
-from helpers.stored import files, places, referred
-from helpers.trouble import MARK, guarded, marked, suicide
+from helpers.stored import files, places, referenced_files
+from helpers.trouble import MARK, guarded_net, suicide, with_marked_client
 from safetensors.torch import load
 
 from fedloom.base.errors import CheckpointError
@@ -80,14 +80,14 @@ def test_states_never_pass_the_driver_and_bits_are_those_of_serial(
     if gather == "chain":
         assert max(sizes) < BESIDES
     kept = checkpoint.available(tmp_path / "out" / "checkpoint")
-    assert files(tmp_path / "out") == set().union(*(referred(path) for path in kept)), "nothing else is left"
+    assert files(tmp_path / "out") == set().union(*(referenced_files(path) for path in kept)), "nothing else is left"
 
 
 def test_a_block_whose_worker_died_is_done_again(lent: Lent, tmp_path: Path) -> None:
     """Its first half may have written some states; those of the second time count."""
     del lent
     diary = tmp_path / "deaths"
-    given = {"federation": marked(2, MARK, MANY), "model": guarded(suicide(1, diary)), "rounds": 2}
+    given = {"federation": with_marked_client(2, MARK, MANY), "model": guarded_net(suicide(1, diary)), "rounds": 2}
     reference = go("scaffold", **given)
     with pytest.warns(UserWarning, match="a worker of the cluster died"):
         result = run(shared("scaffold", "chain", **given), tmp_path / "out")
@@ -122,7 +122,7 @@ def test_a_round_that_was_not_committed_leaves_no_trace(
     work = {"ray": shared("scaffold", **given), "serial": experiment("scaffold", client_state="disk", **given)}[engine]
     assert_same_run(go("scaffold", **given), run(work, out, resume=True, checkpoint_every=1, keep=1))
     (kept,) = checkpoint.available(out / "checkpoint")
-    assert files(out) == referred(kept)
+    assert files(out) == referenced_files(kept)
 
 
 def test_altered_and_missing_states_end_the_run_in_a_sentence(lent: Lent, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ import numpy as np
 from fedloom.base import rng
 from helpers import meta, robust, slots
 from helpers.personal import Pace, aligned
-from helpers.reference import Found, Vector, World
+from helpers.reference import FinalState, Vector, World
 
 Numbers = dict[int, Vector]
 Along = Callable[[Vector, Vector], Vector]  # (w, gradient) -> the direction that is stepped along
@@ -298,7 +298,7 @@ def trained(world: World, rules: Rules) -> tuple[Vector, dict[str, Any]]:
 def named(
     slot: str = "mixing", rule: Any = slots.Mixing, *kept: str, equal: bool = False, mu: float = 0.0,
     called: Mapping[str, str] = MappingProxyType({}), **defaults: Any,
-) -> Callable[..., Found]:  # fmt: skip
+) -> Callable[..., FinalState]:  # fmt: skip
     """The oracle of a method with one part of its own.
 
     Args:
@@ -310,7 +310,7 @@ def named(
         defaults: of the settings.
     """
 
-    def oracle(world: World, **settings: Any) -> Found:
+    def oracle(world: World, **settings: Any) -> FinalState:
         values = defaults | settings
         near = values.pop("mu", mu)
         sharp = tuple(values.pop(key, usual) for key, usual in SHARP.items())
@@ -322,7 +322,7 @@ def named(
             value = getattr(parts[slot], attribute or name)
             clients = value.items() if attribute else ()
             states |= {f"client {i}/{slot}/{name}": v for i, v in clients} or {f"server/{slot}/{name}": value}
-        return Found(theta, states=states)
+        return FinalState(theta, states=states)
 
     return oracle
 

@@ -38,7 +38,7 @@ def config(*words: str) -> Config:
     return DEPLOY.resolve(small(*words))
 
 
-def simulated(*words: str) -> RunResult:
+def simulation(*words: str) -> RunResult:
     """The same as a simulation, by the serial engine."""
     plain = [word for word in small(*words) if not word.startswith("deploy.")]
     return simulate(build(resolve([*plain, "engine=serial", "compute=live"])))
@@ -127,7 +127,7 @@ class Scripted(InProcess):
             monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.clock))
 
 
-def scripted(made: Config, folder: Path, seconds: Callable[[int, int], float]) -> Scripted:
+def scripted_nodes(made: Config, folder: Path, seconds: Callable[[int, int], float]) -> Scripted:
     """A transport to nodes whose work takes the time of a script."""
     return Scripted(in_process(made, folder).nodes, seconds=seconds)
 
@@ -138,7 +138,7 @@ def in_process(made: Config, folder: Path) -> InProcess:
     return InProcess({path.stem: Node(str(path), folder / "state" / path.stem) for path in paths})
 
 
-def answered(*words: str, folder: Path) -> tuple[Node, Order, bytes]:
+def node_and_last_order(*words: str, folder: Path) -> tuple[Node, Order, bytes]:
     """A node of a run, the last order to it, which it has answered, and the broadcast with it."""
     transport = in_process(made := config(*words), folder)
     server.run(server.Recipe.of(made), transport, 4)

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from helpers.reference import Found, Vector, World, average
+from helpers.reference import FinalState, Vector, World, average
 
 
-def propfair(world: World, M: float = 2.0, eps: float = 0.2, beyond: str = "published") -> Found:
+def propfair(world: World, M: float = 2.0, eps: float = 0.2, beyond: str = "published") -> FinalState:
     theta = world.start
     for t, rate, cohort in world.schedule():
         models = {}
@@ -25,7 +25,7 @@ def propfair(world: World, M: float = 2.0, eps: float = 0.2, beyond: str = "publ
 
             models[i], _ = world.train(theta, i, t, rate, correct)
         theta = average(world, theta, models)
-    return Found(theta)
+    return FinalState(theta)
 
 
 def cumulative(name: str, x: Vector) -> Vector:
@@ -84,7 +84,7 @@ def shortest(gram: Vector, low: Vector, high: Vector) -> Vector:
     return best
 
 
-def feddisco(world: World, a: float = 0.5, b: float = 0.1, distance: str = "l2") -> Found:
+def feddisco(world: World, a: float = 0.5, b: float = 0.1, distance: str = "l2") -> FinalState:
     theta, classes = world.start, int(world.y.max()) + 1
     for t, rate, cohort in world.schedule():
         weights, total = {}, sum(world.n[i] for i in cohort)
@@ -99,7 +99,7 @@ def feddisco(world: World, a: float = 0.5, b: float = 0.1, distance: str = "l2")
             weights = {i: world.n[i] for i in cohort}
         models = {i: world.train(theta, i, t, rate)[0] for i in cohort}
         theta = sum(weights[i] * models[i] for i in cohort) / sum(weights.values())
-    return Found(theta)
+    return FinalState(theta)
 
 
-ORACLES: dict[str, Callable[..., Found]] = {f.__name__: f for f in (propfair, feddisco)}
+ORACLES: dict[str, Callable[..., FinalState]] = {f.__name__: f for f in (propfair, feddisco)}

@@ -15,7 +15,7 @@ from fedloom.experiment.store import StateFolder, StateStore, flat, nested
 Change = Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
 
 
-def forged(out: Path, kind: str, change: Change, facts: Mapping[str, Any] | None = None) -> Path:
+def forge_checkpoint(out: Path, kind: str, change: Change, facts: Mapping[str, Any] | None = None) -> Path:
     """The last checkpoint with other tensors in a file, or in each client's state where it has an index of these."""
     last = checkpoint.load(checkpoint.available(out / "checkpoint")[-1])
     kept = dict(last.tensors[kind])

@@ -19,7 +19,7 @@ MODELS = {
 QUICK = EvalConfig(every=2, per_class=6, classifier="mlp", max_steps=30)
 
 
-def generating(name: str, rounds: int = 4) -> Experiment:
+def generation_experiment(name: str, rounds: int = 4) -> Experiment:
     """Two clients with digits, two local steps a round."""
     model, settings = MODELS[name]
     return Experiment(

@@ -21,7 +21,7 @@ from helpers.federations import CLASSES, FEATURES
 from helpers.losses import backward, forward
 from helpers.nested import flat
 from helpers.networks import fixed
-from helpers.reference import Found, Vector, World, average
+from helpers.reference import FinalState, Vector, World, average
 
 # From this start the linear judge finds huge samples false; those that it finds true would teach it nothing.
 WIDTH, SEED, SCALE = 3, 1, 0.2
@@ -101,7 +101,9 @@ def length(into: int, out: int) -> int:
     return (into + CLASSES + 1) * WIDTH + (WIDTH + 1) * out
 
 
-def averaged(world: World, start: Vector, gradient: Callable[[Vector, Vector, np.random.Generator], Vector]) -> Found:
+def averaged(
+    world: World, start: Vector, gradient: Callable[[Vector, Vector, np.random.Generator], Vector]
+) -> FinalState:
     """FedAvg from ``start`` along gradient(θ, rows, random numbers of the step)."""
     theta = start
     for t, rate, cohort in world.schedule():
@@ -114,12 +116,12 @@ def averaged(world: World, start: Vector, gradient: Callable[[Vector, Vector, np
 
             models[i], _ = world.train(theta, i, t, rate, gradient=slope)
         theta = average(world, theta, models)
-    return Found(theta)
+    return FinalState(theta)
 
 
 def fedcvae(
     world: World, latent: int = 64, beta: float = 1.0, likelihood: str = "bernoulli", variance: float = 0.1
-) -> Found:
+) -> FinalState:
     """With r the decoder's output and x̂ = σ(r), the Bernoulli's slope at r is x̂ - x."""
     cut = length(FEATURES, 2 * latent)
 
@@ -142,7 +144,7 @@ def fedcvae(
     return averaged(world, flat(fixed(DenseVAE(latent, nn.Tanh()), SEED, SCALE)), gradient)
 
 
-def fedcgan(world: World, latent: int = 100, labels: str = "own", speed: float = 1.0) -> Found:
+def fedcgan(world: World, latent: int = 100, labels: str = "own", speed: float = 1.0) -> FinalState:
     """ς' = σ: the slope of ς(-D) at the logit is -σ(-D), and that of ς(D) is σ(D)."""
     cut = length(latent, FEATURES)
 
@@ -159,4 +161,4 @@ def fedcgan(world: World, latent: int = 100, labels: str = "own", speed: float =
     return averaged(world, flat(fixed(DenseGAN(latent, nn.Tanh()), SEED, SCALE)), gradient)
 
 
-ORACLES: dict[str, Callable[..., Found]] = {f.__name__: f for f in (fedcvae, fedcgan)}
+ORACLES: dict[str, Callable[..., FinalState]] = {f.__name__: f for f in (fedcvae, fedcgan)}

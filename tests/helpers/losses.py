@@ -11,7 +11,7 @@ import numpy as np
 from fedloom.base import rng
 from helpers.federations import Shaken
 from helpers.networks import teacher_net
-from helpers.reference import Found, Vector, World, average
+from helpers.reference import FinalState, Vector, World, average
 
 
 def forward(theta: Vector, x: Vector, width: int) -> tuple[Vector, Vector, Vector]:
@@ -50,7 +50,7 @@ def turned(z: Vector, to: Vector) -> tuple[Vector, Vector]:
     return cos[:, 0], to / (long * other) - cos * z / long**2
 
 
-def moon(world: World, mu: float = 0.1, tau: float = 0.5) -> Found:
+def moon(world: World, mu: float = 0.1, tau: float = 0.5) -> FinalState:
     """The derivative of -log σ((cos_glob - cos_prev)/τ) is (1 - σ)(cos'_prev - cos'_glob)/τ."""
     theta, previous = world.start, {}
     for t, rate, cohort in world.schedule():
@@ -70,10 +70,10 @@ def moon(world: World, mu: float = 0.1, tau: float = 0.5) -> Found:
             models[i], _ = world.train(theta, i, t, rate, correct)
         previous |= models
         theta = average(world, theta, models)
-    return Found(theta, states={f"client {i}/objective.1/previous": v for i, v in previous.items()})
+    return FinalState(theta, states={f"client {i}/objective.1/previous": v for i, v in previous.items()})
 
 
-def fedntd(world: World, beta: float = 1.0, tau: float = 1.0) -> Found:
+def fedntd(world: World, beta: float = 1.0, tau: float = 1.0) -> FinalState:
     """τ² KL over the classes that are not y has the slope τ(q̃ - q̃_glob) at their logits, and none at that of y."""
     theta = world.start
     for t, rate, cohort in world.schedule():
@@ -94,10 +94,12 @@ def fedntd(world: World, beta: float = 1.0, tau: float = 1.0) -> Found:
 
             models[i], _ = world.train(theta, i, t, rate, correct)
         theta = average(world, theta, models)
-    return Found(theta)
+    return FinalState(theta)
 
 
-def shifted(world: World, shift: Callable[[Vector], Vector], scale: Callable[[Vector], Vector] = np.ones_like) -> Found:
+def shifted(
+    world: World, shift: Callable[[Vector], Vector], scale: Callable[[Vector], Vector] = np.ones_like
+) -> FinalState:
     """FedAvg on the cross entropy of scale(n) o + shift(n), n the client's samples of each class, at least 1e-8."""
     classes = len(world.start[world.body :]) // (world.width + 1)
 
@@ -109,20 +111,20 @@ def shifted(world: World, shift: Callable[[Vector], Vector], scale: Callable[[Ve
     return trained(world, gradient)
 
 
-def fedlc(world: World, tau: float = 1.0) -> Found:
+def fedlc(world: World, tau: float = 1.0) -> FinalState:
     return shifted(world, lambda n: -tau / np.sqrt(np.sqrt(n)))
 
 
-def fedrs(world: World, alpha: float = 0.5) -> Found:
+def fedrs(world: World, alpha: float = 0.5) -> FinalState:
     return shifted(world, np.zeros_like, lambda n: np.where(n > 0.5, 1.0, alpha))
 
 
-def fedrod(world: World, gamma: float = 1.0, lr: float = 0.1, steps: int = 50) -> Found:
+def fedrod(world: World, gamma: float = 1.0, lr: float = 0.1, steps: int = 50) -> FinalState:
     """What clients fit before they deploy changes nothing in training."""
     return shifted(world, lambda n: gamma * np.log(n))
 
 
-def fedproto(world: World, lam: float = 1.0) -> Found:
+def fedproto(world: World, lam: float = 1.0) -> FinalState:
     """Every client keeps a net of its own; the server knows means of features, class by class."""
     own, centres = dict.fromkeys(range(world.clients), world.start), {}
     for t, rate, cohort in world.schedule():
@@ -145,7 +147,7 @@ def fedproto(world: World, lam: float = 1.0) -> Found:
                 seen.setdefault(label, []).append(z)
         centres = centres | {label: np.mean(z, axis=0) for label, z in seen.items()}
     known = np.array([centres[label] for label in sorted(centres)])
-    return Found(world.start, own, {"server/objective.1/prototypes": known})
+    return FinalState(world.start, own, {"server/objective.1/prototypes": known})
 
 
 def class_means(world: World, model: Vector, client: int) -> list[tuple[int, Vector]]:
@@ -164,7 +166,7 @@ def shuffled(world: World, t: int, epochs: int, batch_size: int, count: int) -> 
 
 def fedtgp(
     world: World, lam: float = 1.0, margin: float = 100.0, epochs: int = 100, lr: float = 0.01, batch_size: int = 10
-) -> Found:
+) -> FinalState:
     """The server's network and its contrastive loss, with slopes by hand."""
     own, h, classes = dict.fromkeys(range(world.clients), world.start), world.width, int(world.y.max()) + 1
     draws = rng.stream(world.seed, "prototypes")
@@ -201,10 +203,10 @@ def fedtgp(
             w2, b2, w1, b1, e = (v - lr * step for v, step in zip((w2, b2, w1, b1, e), steps, strict=True))
         centres = np.maximum(e @ w1.T + b1, 0) @ w2.T + b2
     assert centres is not None
-    return Found(world.start, own, {"server/objective.1/prototypes": centres})
+    return FinalState(world.start, own, {"server/objective.1/prototypes": centres})
 
 
-def fedgh(world: World, epochs: int = 1, lr: float = 0.01, batch_size: int = 1) -> Found:
+def fedgh(world: World, epochs: int = 1, lr: float = 0.01, batch_size: int = 1) -> FinalState:
     """Own bodies, and a head that learns from class means at the server alone."""
     theta, own, head = world.start.copy(), dict.fromkeys(range(world.clients), world.start), slice(world.body, None)
     for t, rate, cohort in world.schedule():
@@ -219,12 +221,12 @@ def fedgh(world: World, epochs: int = 1, lr: float = 0.01, batch_size: int = 1) 
             at = (softmax(points[rows] @ weight.T + bias) - np.eye(len(bias))[y[rows]]) / len(rows)
             weight, bias = weight - lr * at.T @ points[rows], bias - lr * at.sum(0)
         theta[head] = np.concatenate([weight.ravel(), bias])
-    return Found(theta, own)
+    return FinalState(theta, own)
 
 
 def side_by_side(
     world: World, slopes: Callable[[Vector, Vector, Vector, Vector], tuple[Vector, ...]], further: Vector
-) -> Found:
+) -> FinalState:
     """FedAvg of a net, trained at once with a net of each client's own and further numbers that stay there.
 
     ``slopes`` returns the gradients at the shared net, the own one and the further numbers, for rows.
@@ -241,10 +243,10 @@ def side_by_side(
             both, _ = world.train(np.concatenate([theta, own[i]]), i, t, rate, gradient=gradient)
             models[i], own[i] = both[:size], both[size:]
         theta = average(world, theta, models)
-    return Found(theta, {i: np.concatenate([theta, mine]) for i, mine in own.items()})
+    return FinalState(theta, {i: np.concatenate([theta, mine]) for i, mine in own.items()})
 
 
-def fml(world: World, alpha: float = 0.5, beta: float = 0.5) -> Found:
+def fml(world: World, alpha: float = 0.5, beta: float = 0.5) -> FinalState:
     """The slope of KL(q‖p) at the logits of p is p - q."""
 
     def slopes(w: Vector, v: Vector, further: Vector, rows: Vector) -> tuple[Vector, ...]:
@@ -258,7 +260,7 @@ def fml(world: World, alpha: float = 0.5, beta: float = 0.5) -> Found:
     return side_by_side(world, slopes, np.zeros(0))
 
 
-def fedkd(world: World) -> Found:
+def fedkd(world: World) -> FinalState:
     """Divided by the sum of both losses of a sample: the divergences, and the distance of features after a map."""
 
     def slopes(w: Vector, v: Vector, further: Vector, rows: Vector) -> tuple[Vector, ...]:
@@ -275,7 +277,7 @@ def fedkd(world: World) -> Found:
     return side_by_side(world, slopes, np.eye(world.width).ravel())
 
 
-def feddistill(world: World, gamma: float = 1.0) -> Found:
+def feddistill(world: World, gamma: float = 1.0) -> FinalState:
     """Every client keeps a net of its own, and hears the mean output of the others for each class."""
     own, said = dict.fromkeys(range(world.clients), world.start), {}
     classes = int(world.y.max()) + 1
@@ -302,7 +304,7 @@ def feddistill(world: World, gamma: float = 1.0) -> Found:
     sums = np.zeros((classes, classes))
     for label, means in said.items():
         sums[label] = np.sum([*means.values()], axis=0)
-    return Found(world.start, own, {"server/objective.1/outputs": sums})
+    return FinalState(world.start, own, {"server/objective.1/outputs": sums})
 
 
 def labels(world: World, rows: Vector, o: Vector) -> Vector:
@@ -330,7 +332,7 @@ def views(world: World, rows: Vector, t: int, client: int, step: int) -> tuple[V
     return one, two
 
 
-def trained(world: World, gradient: Callable[[Vector, Vector, int, int, int], Vector]) -> Found:
+def trained(world: World, gradient: Callable[[Vector, Vector, int, int, int], Vector]) -> FinalState:
     """FedAvg along another gradient(θ, rows, round, client, step)."""
     theta = world.start
     for t, rate, cohort in world.schedule():
@@ -344,10 +346,10 @@ def trained(world: World, gradient: Callable[[Vector, Vector, int, int, int], Ve
 
             models[i], _ = world.train(theta, i, t, rate, instead)
         theta = average(world, theta, models)
-    return Found(theta)
+    return FinalState(theta)
 
 
-def distill(world: World, alpha: float = 0.1, tau: float = 3.5) -> Found:
+def distill(world: World, alpha: float = 0.1, tau: float = 3.5) -> FinalState:
     def gradient(w: Vector, rows: Vector, t: int, client: int, step: int) -> Vector:
         x = world.x[rows]
         o = forward(w, x, world.width)[1]
@@ -356,7 +358,7 @@ def distill(world: World, alpha: float = 0.1, tau: float = 3.5) -> Found:
     return trained(world, gradient)
 
 
-def robust(world: World, alpha: float = 0.5, tau: float = 3.5, teach: float = 0.0) -> Found:
+def robust(world: World, alpha: float = 0.5, tau: float = 3.5, teach: float = 0.0) -> FinalState:
     """``teach`` is the weight of a teacher on the first view."""
 
     def gradient(w: Vector, rows: Vector, t: int, client: int, step: int) -> Vector:
@@ -371,7 +373,7 @@ def robust(world: World, alpha: float = 0.5, tau: float = 3.5, teach: float = 0.
     return trained(world, gradient)
 
 
-def distill_robust(world: World, alpha: float = 0.1, tau: float = 3.5) -> Found:
+def distill_robust(world: World, alpha: float = 0.1, tau: float = 3.5) -> FinalState:
     return robust(world, alpha, tau, teach=1 - alpha)
 
 
@@ -384,7 +386,7 @@ def helped(x: Vector, top: int) -> Vector:
 def disk(
     world: World, alpha: float = 0.1, tau: float = 3.5, top_k: int = 2, delta: float = 0.1, lam_min: float = 0.1,
     lam_max: float = 50.0, lam_period: int = 50, guide_lr: float = 0.02,
-) -> Found:  # fmt: skip
+) -> FinalState:  # fmt: skip
     """Three steps of the guide σ(⟨a, t⟩ + b) before each step of the model, along slopes derived by hand."""
     theta, guide = world.start, np.zeros(world.y.max() + 2)
     for r, lr, cohort in world.schedule():
@@ -414,7 +416,7 @@ def disk(
 
             models[i], _ = world.train(theta, i, r, lr, instead)
         theta, guide = average(world, theta, models), average(world, guide, guides)
-    return Found(theta, states={"server/objective.0/guide": guide})
+    return FinalState(theta, states={"server/objective.0/guide": guide})
 
 
 def penalty_gradient(world: World, theta: Vector, rows: Vector, eps: float) -> Vector:
@@ -433,7 +435,7 @@ def penalty_gradient(world: World, theta: Vector, rows: Vector, eps: float) -> V
     return found
 
 
-def feddecorr(world: World, beta: float = 0.1, eps: float = 1e-8) -> Found:
+def feddecorr(world: World, beta: float = 0.1, eps: float = 1e-8) -> FinalState:
     theta = world.start
     for t, rate, cohort in world.schedule():
         models = {}
@@ -445,10 +447,10 @@ def feddecorr(world: World, beta: float = 0.1, eps: float = 1e-8) -> Found:
 
             models[i], _ = world.train(theta, i, t, rate, correct)
         theta = average(world, theta, models)
-    return Found(theta)
+    return FinalState(theta)
 
 
-ORACLES: dict[str, Callable[..., Found]] = {
+ORACLES: dict[str, Callable[..., FinalState]] = {
     f.__name__: f
     for f in (
         feddecorr,

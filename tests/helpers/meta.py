@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from fedloom.base import rng
-from helpers.reference import Correct, Found, Vector, World, average
+from helpers.reference import Correct, FinalState, Vector, World, average
 
 Slope = Callable[[Vector, Vector, Vector], Vector]  # (θ, rows of the support, rows of the query) -> gradient
 
@@ -73,23 +73,23 @@ def trained(world: World, slope: Slope, theta: Vector, i: int, t: int, rate: flo
     return world.train(theta, i, t, rate, shift, gradient=lambda at, query: slope(at, next(pending), query))[0]
 
 
-def averaged(world: World, slope: Slope) -> Found:
+def averaged(world: World, slope: Slope) -> FinalState:
     theta = world.start
     for t, rate, cohort in world.schedule():
         models = {i: trained(world, slope, theta, i, t, rate, lambda g, w: g) for i in cohort}
         theta = average(world, theta, models)
-    return Found(theta)
+    return FinalState(theta)
 
 
-def per_fedavg(world: World, lr: float = 0.1, steps: int = 1, second_order: bool = True) -> Found:
+def per_fedavg(world: World, lr: float = 0.1, steps: int = 1, second_order: bool = True) -> FinalState:
     return averaged(world, maml(world, lr, steps, second_order))
 
 
-def p_avg_proto(world: World) -> Found:
+def p_avg_proto(world: World) -> FinalState:
     return averaged(world, proto(world))
 
 
-def pfldyn(world: World, alpha: float = 0.1) -> Found:
+def pfldyn(world: World, alpha: float = 0.1) -> FinalState:
     theta, h, slope = world.start, np.zeros_like(world.start), proto(world)
     own = {i: np.zeros_like(theta) for i in range(world.clients)}
     for t, rate, cohort in world.schedule():
@@ -105,10 +105,10 @@ def pfldyn(world: World, alpha: float = 0.1) -> Found:
             own[i] = own[i] - alpha * (models[i] - theta)
         h = h - alpha / world.clients * sum(models[i] - theta for i in cohort)
         theta = average(world, theta, models, uniform=True) - h / alpha
-    return Found(theta, states={"server/drift/h": h} | {f"client {i}/drift/h": v for i, v in own.items()})
+    return FinalState(theta, states={"server/drift/h": h} | {f"client {i}/drift/h": v for i, v in own.items()})
 
 
-def pflscaf(world: World) -> Found:
+def pflscaf(world: World) -> FinalState:
     theta, c, slope = world.start, np.zeros_like(world.start), proto(world)
     own = {i: np.zeros_like(theta) for i in range(world.clients)}
     for t, rate, cohort in world.schedule():
@@ -121,7 +121,7 @@ def pflscaf(world: World) -> Found:
         c = c + sum(new[i] - own[i] for i in cohort) / world.clients
         own |= new
         theta = average(world, theta, models, uniform=True)
-    return Found(theta, states={"server/drift/c": c} | {f"client {i}/drift/c": v for i, v in own.items()})
+    return FinalState(theta, states={"server/drift/c": c} | {f"client {i}/drift/c": v for i, v in own.items()})
 
 
 ORACLES = {f.__name__: f for f in (per_fedavg, p_avg_proto, pfldyn, pflscaf)}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedloom.base.rng import stream
 from helpers.federations import CLASSES, FEATURES
 from helpers.networks import Split, fixed, tanh_net
-from helpers.reference import Found, Vector, World
+from helpers.reference import FinalState, Vector, World
 
 NEAR, FAR, UNITS = 3, 2, 4  # units before and after the exit; units of the net that is cut by width
 SIZES = {"near": (FEATURES + 1) * NEAR, "far": (NEAR + 1) * FAR, "head": (FAR + 1) * CLASSES,
@@ -129,7 +129,7 @@ def takes_simple(client: int, share: float) -> bool:
     return int((client + 1) * share + 1e-9) - int(client * share + 1e-9) == 1
 
 
-def by_depth(world: World, simple: float, side: float) -> Found:
+def by_depth(world: World, simple: float, side: float) -> FinalState:
     theta = flat(two_ends())
     rest = np.setdiff1d(np.arange(len(theta)), M)
     for t, rate, cohort in world.schedule():
@@ -145,18 +145,18 @@ def by_depth(world: World, simple: float, side: float) -> Found:
         if large:
             new[rest] = np.mean([w[rest] for w in large], axis=0)
         theta = new
-    return Found(theta)
+    return FinalState(theta)
 
 
-def fedhen(world: World, simple_fraction: float = 0.5, side_weight: float = 1.0) -> Found:
+def fedhen(world: World, simple_fraction: float = 0.5, side_weight: float = 1.0) -> FinalState:
     return by_depth(world, simple_fraction, side_weight)
 
 
-def noside(world: World, simple_fraction: float = 0.5) -> Found:
+def noside(world: World, simple_fraction: float = 0.5) -> FinalState:
     return by_depth(world, simple_fraction, 0.0)
 
 
-def decouple(world: World, simple_fraction: float = 0.5) -> Found:
+def decouple(world: World, simple_fraction: float = 0.5) -> FinalState:
     start = flat(two_ends())
     w_s, w_c, own = start[M], np.delete(start, PLACE["exit"]), PLACE["exit"].start
 
@@ -172,7 +172,7 @@ def decouple(world: World, simple_fraction: float = 0.5) -> Found:
         large = [world.train(w_c, i, t, rate, gradient=late)[0] for i in cohort if not takes_simple(i, simple_fraction)]
         w_s = np.mean(small, axis=0) if small else w_s
         w_c = np.mean(large, axis=0) if large else w_c
-    return Found(np.concatenate([w_s, w_c]))
+    return FinalState(np.concatenate([w_s, w_c]))
 
 
 def places(units: int) -> Vector:
@@ -197,7 +197,7 @@ def scaled(world: World, units: int, share: float) -> Callable[[Vector, Vector],
     return slope
 
 
-def heterofl(world: World, widths: tuple[float, ...] = (1.0, 0.5), scale: bool = False) -> Found:
+def heterofl(world: World, widths: tuple[float, ...] = (1.0, 0.5), scale: bool = False) -> FinalState:
     theta = flat(wide_net())
     for t, rate, cohort in world.schedule():
         total, holders = np.zeros_like(theta), np.zeros_like(theta)
@@ -209,7 +209,7 @@ def heterofl(world: World, widths: tuple[float, ...] = (1.0, 0.5), scale: bool =
             total[where] += here.train(theta[where], i, t, rate, gradient=slope)[0]
             holders[where] += 1
         theta = np.where(holders > 0, total / np.maximum(holders, 1), theta)
-    return Found(theta)
+    return FinalState(theta)
 
 
 def in_another_order(world: World, number: int) -> Vector:
@@ -220,7 +220,7 @@ def in_another_order(world: World, number: int) -> Vector:
     return np.concatenate([piece[draw.permutation(len(piece))] for piece in pieces])
 
 
-def ifca(world: World, clusters: int = 2) -> Found:
+def ifca(world: World, clusters: int = 2) -> FinalState:
     starts = [world.start, *(in_another_order(world, j) for j in range(1, clusters))]
     thetas = [*starts]
     for t, rate, cohort in world.schedule():
@@ -229,9 +229,9 @@ def ifca(world: World, clusters: int = 2) -> Found:
         for j in set(best.values()):
             thetas[j] = np.mean([models[i] for i in cohort if best[i] == j], axis=0)
     if clusters == 1:
-        return Found(thetas[0])
+        return FinalState(thetas[0])
     changed = [j for j in range(clusters) if np.abs(thetas[j] - starts[j]).max() > 0]
-    return Found(np.mean(thetas, axis=0), states={f"model {j}/model/theta": thetas[j] for j in changed})
+    return FinalState(np.mean(thetas, axis=0), states={f"model {j}/model/theta": thetas[j] for j in changed})
 
 
 ORACLES = {f.__name__: f for f in (fedhen, noside, decouple, heterofl, ifca)}

@@ -51,7 +51,7 @@ class Flattening(Split):
         return self.body(x.flatten(1))
 
 
-def normed(net: nn.Module, norm: Callable[[int], nn.Module] = nn.LayerNorm) -> nn.Module:
+def with_norm(net: nn.Module, norm: Callable[[int], nn.Module] = nn.LayerNorm) -> nn.Module:
     """The net with its features normalised."""
     net.body = nn.Sequential(net.body, norm(net.head.in_features))
     return net

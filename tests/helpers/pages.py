@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 
-def drawn(page: Path) -> list[dict[str, Any]]:
+def figures_of(page: Path) -> list[dict[str, Any]]:
     """The figures of a page, as its script gets them."""
     found = re.search(r'<script type="application/json" id="figures">(.*?)</script>', page.read_text(), re.DOTALL)
     assert found is not None

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedloom.base import rng
 from helpers import losses
-from helpers.reference import Found, Vector, World, average, fedavg, partly
+from helpers.reference import FinalState, Vector, World, average, fedavg, fedavg_on_slice
 
 
 class Pace:
@@ -36,7 +36,9 @@ class Pace:
 Work = Callable[[World, int, int, float, Vector, Vector], tuple[Vector, Vector]]
 
 
-def rounds(world: World, work: Work, extras: tuple[float, ...] = (), lr: float = 1.0, fresh: bool = False) -> Found:
+def rounds(
+    world: World, work: Work, extras: tuple[float, ...] = (), lr: float = 1.0, fresh: bool = False
+) -> FinalState:
     """FedAvg on w, where ``work`` takes a client from (w, v) to new ones.
 
     v starts as the model first received, or as a fresh one, which here is always ``world.start``.
@@ -50,14 +52,14 @@ def rounds(world: World, work: Work, extras: tuple[float, ...] = (), lr: float =
             if new is not v:  # a model that was not trained is not kept
                 own[i] = new
         theta = theta - lr * (theta - average(world, theta, models))
-    return Found(theta, states={f"client {i}/personal/private": v for i, v in own.items()})
+    return FinalState(theta, states={f"client {i}/personal/private": v for i, v in own.items()})
 
 
 def batches(world: World, client: int, t: int) -> list[Vector]:
     return world.local.batches(world.federation.train.index[client], world.seed, t, client)
 
 
-def pfedme(world: World, lam: float = 15.0, steps: int = 5, personal_lr: float = 0.03, beta: float = 1.0) -> Found:
+def pfedme(world: World, lam: float = 15.0, steps: int = 5, personal_lr: float = 0.03, beta: float = 1.0) -> FinalState:
     """T. Dinh et al. 2020, algorithm 1: w_{i,0} = w^t; θ̃ solves min h_i(θ; w_{i,r}, D) by K steps of gradient descent.
 
     The first solution starts at w^t, each other one at the last. F_i has the weight decay; the rest of ∇h_i is clipped.
@@ -77,7 +79,9 @@ def pfedme(world: World, lam: float = 15.0, steps: int = 5, personal_lr: float =
     return rounds(world, work, lr=beta)
 
 
-def apfl(world: World, alpha: float = 0.25, learn: bool = False, w_first: bool = False, initial: bool = False) -> Found:
+def apfl(
+    world: World, alpha: float = 0.25, learn: bool = False, w_first: bool = False, initial: bool = False
+) -> FinalState:
     def work(world: World, i: int, t: int, rate: float, theta: Vector, kept: Vector) -> tuple[Vector, Vector]:
         w, v, a = theta, kept[: len(theta)], kept[len(theta)] if learn else alpha
         pace = Pace(world, rate)
@@ -94,7 +98,7 @@ def apfl(world: World, alpha: float = 0.25, learn: bool = False, w_first: bool =
     return rounds(world, work, (alpha,) if learn else (), fresh=initial)
 
 
-def superfed(world: World, mu: float, nu: float, start: int, layers: bool) -> Found:
+def superfed(world: World, mu: float, nu: float, start: int, layers: bool) -> FinalState:
     sizes = [world.body, len(world.start) - world.body]
 
     def work(world: World, i: int, t: int, rate: float, theta: Vector, v: Vector) -> tuple[Vector, Vector]:
@@ -118,15 +122,15 @@ def superfed(world: World, mu: float, nu: float, start: int, layers: bool) -> Fo
     return rounds(world, work, fresh=True)
 
 
-def superfed_mm(world: World, mu: float = 0.01, nu: float = 1.0, start_round: int = 0) -> Found:
+def superfed_mm(world: World, mu: float = 0.01, nu: float = 1.0, start_round: int = 0) -> FinalState:
     return superfed(world, mu, nu, start_round, layers=False)
 
 
-def superfed_lm(world: World, mu: float = 0.01, nu: float = 1.0, start_round: int = 0) -> Found:
+def superfed_lm(world: World, mu: float = 0.01, nu: float = 1.0, start_round: int = 0) -> FinalState:
     return superfed(world, mu, nu, start_round, layers=True)
 
 
-def fedrep(world: World, head_fraction: float = 0.9) -> Found:
+def fedrep(world: World, head_fraction: float = 0.9) -> FinalState:
     theta, own = world.start.copy(), dict.fromkeys(range(world.clients), world.start[world.body :])
     body = slice(0, world.body)
     for t, rate, cohort in world.schedule():
@@ -147,7 +151,7 @@ def fedrep(world: World, head_fraction: float = 0.9) -> Found:
             models[i], own[i] = np.concatenate([w, h]), h
         theta[body] = average(world, theta, models)[body]
     whole = {i: np.concatenate([theta[body], h]) for i, h in own.items()}
-    return Found(theta, whole)
+    return FinalState(theta, whole)
 
 
 class Normed(World):
@@ -188,11 +192,11 @@ class Normed(World):
         return np.concatenate([piece.ravel() for piece in pieces])
 
 
-def fedbn(world: World) -> Found:
-    return partly(Normed.of(world), slice(0, len(world.start)))
+def fedbn(world: World) -> FinalState:
+    return fedavg_on_slice(Normed.of(world), slice(0, len(world.start)))
 
 
-def fedbabu(world: World, lr: float = 0.1, steps: int = 5) -> Found:
+def fedbabu(world: World, lr: float = 0.1, steps: int = 5) -> FinalState:
     """The head has no gradient; what clients fit before they deploy changes nothing in training."""
     body = np.arange(len(world.start)) < world.body
     theta = world.start
@@ -205,10 +209,10 @@ def fedbabu(world: World, lr: float = 0.1, steps: int = 5) -> Found:
                 (w,) = pace.step({"w": (w, g[body])})
             models[i] = np.concatenate([w, world.start[~body]])
         theta = average(world, theta, models)
-    return Found(theta)
+    return FinalState(theta)
 
 
-def knn_per(world: World, k: int = 10, lam: float = 0.5, scale: float = 1.0) -> Found:
+def knn_per(world: World, k: int = 10, lam: float = 0.5, scale: float = 1.0) -> FinalState:
     """Trained as ever."""
     return fedavg(world)
 
@@ -240,7 +244,7 @@ def aligned(
 def fedala(
     world: World, layers: int = 1, rate: float = 1.0, initial: float = 1.0, fraction: float = 0.8,
     batch_size: int = 10, tolerance: float = 0.1, most: int = 100,
-) -> Found:  # fmt: skip
+) -> FinalState:  # fmt: skip
     free = np.arange(len(world.start)) >= (world.body if layers == 1 else 0)
     theta, last, learnt = world.start, {}, set()
     weights = dict.fromkeys(range(world.clients), np.where(free, initial, 1.0))
@@ -256,10 +260,10 @@ def fedala(
         last |= models
         theta = average(world, theta, models)
     states = {f"client {i}/personal/private": v for i, v in last.items()}
-    return Found(theta, states=states | {f"client {i}/personal/weights": weights[i] for i in last})
+    return FinalState(theta, states=states | {f"client {i}/personal/weights": weights[i] for i in last})
 
 
-def fedfomo(world: World, models: int | None = None, explore: float = 0.3) -> Found:
+def fedfomo(world: World, models: int | None = None, explore: float = 0.3) -> FinalState:
     """Only such ``models`` and ``explore`` as leave nothing to chance: all of the round, or the best so far."""
     assert models is None or not explore
     own = [world.start.copy() for _ in range(world.clients)]
@@ -280,10 +284,10 @@ def fedfomo(world: World, models: int | None = None, explore: float = 0.3) -> Fo
             mixed[i] = sum(s * new[n] for s, n in zip(steep, heard, strict=True)) / sum(steep)
         for i, theta in mixed.items():
             own[i] = theta
-    return Found(np.mean(own, axis=0))
+    return FinalState(np.mean(own, axis=0))
 
 
-def fedpac(world: World, lam: float = 1.0, head_fraction: float = 1 / 6) -> Found:
+def fedpac(world: World, lam: float = 1.0, head_fraction: float = 1 / 6) -> FinalState:
     """Each programme by all supports that its solution may have; μ and V as moments of single samples' e_y rᵀ."""
     body, h, classes = slice(0, world.body), world.width, int(world.y.max()) + 1
     own, centres = np.tile(world.start, (world.clients, 1)), dict[int, Vector]()
@@ -328,10 +332,10 @@ def fedpac(world: World, lam: float = 1.0, head_fraction: float = 1 / 6) -> Foun
             own[i, world.body :] = best[1] @ np.array([new[j][world.body :] for j in cohort])
     known = np.array([centres[label] for label in sorted(centres)])
     states = {f"model {i}/model/theta": theta for i, theta in enumerate(own)}
-    return Found(own.mean(0), states={**states, "server/objective.1/prototypes": known})
+    return FinalState(own.mean(0), states={**states, "server/objective.1/prototypes": known})
 
 
-def feddbe(world: World, kappa: float = 1.0, mu: float = 1.0) -> Found:
+def feddbe(world: World, kappa: float = 1.0, mu: float = 1.0) -> FinalState:
     """Zhang et al. 2023, algorithm 1, on θ and every client's z̄ᵖ; the first round is the one without a consensus."""
     theta, h, known = world.start, world.width, list[Vector]()
     memory = dict.fromkeys(range(world.clients), np.zeros(h))
@@ -352,7 +356,7 @@ def feddbe(world: World, kappa: float = 1.0, mu: float = 1.0) -> Found:
         theta = average(world, theta, models)
         known = known or [average(world, theta, means)]
     whole = {i: np.append(theta, z) for i, z in memory.items()}
-    return Found(np.append(theta, np.zeros(h)), whole, {"server/objective.1/consensus": known[0]})
+    return FinalState(np.append(theta, np.zeros(h)), whole, {"server/objective.1/consensus": known[0]})
 
 
 def discrepancy_slope(a: Vector, b: Vector) -> Vector:
@@ -368,7 +372,7 @@ def discrepancy_slope(a: Vector, b: Vector) -> Vector:
     return slope
 
 
-def fedphp(world: World, mu: float = 0.9, lam: float = 0.1, by: str = "outputs", tau: float = 4.0) -> Found:
+def fedphp(world: World, mu: float = 0.9, lam: float = 0.1, by: str = "outputs", tau: float = 4.0) -> FinalState:
     """Li et al. 2021: every client keeps its inherited model, which grows older round by round."""
     theta, inherited, states = world.start, {}, {}
     for t, rate, cohort in world.schedule():
@@ -390,7 +394,7 @@ def fedphp(world: World, mu: float = 0.9, lam: float = 0.1, by: str = "outputs",
             kept = {"private": models[i], "history": teacher, "weight": np.array(weight)}
             states |= {f"client {i}/personal/{name}": value for name, value in kept.items()}
         theta = average(world, theta, models)
-    return Found(theta, states=states)
+    return FinalState(theta, states=states)
 
 
 KEPT = (

@@ -27,7 +27,7 @@ class Lent(Cluster):
         """Stay."""
 
 
-def left(folder: str, seconds: float = 20) -> list[int]:
+def processes_of(folder: str, seconds: float = 20) -> list[int]:
     """The processes that are called with a folder, after some time to end."""
     assert folder
     deadline = time.monotonic() + seconds

@@ -126,7 +126,7 @@ class World:
 
 
 @dataclass
-class Found:
+class FinalState:
     """Where a derivation ends: θ [P] at the server, each client's own θ_i [P] where it keeps one, and named states."""
 
     theta: Vector
@@ -140,29 +140,29 @@ def average(world: World, theta: Vector, models: dict[int, Vector], uniform: boo
     return sum(weight[i] * models[i] for i in models) / sum(weight.values())
 
 
-def fedavg(world: World) -> Found:
+def fedavg(world: World) -> FinalState:
     theta = world.start
     for t, rate, cohort in world.schedule():
         theta = average(world, theta, {i: world.train(theta, i, t, rate)[0] for i in cohort})
-    return Found(theta)
+    return FinalState(theta)
 
 
-def local(world: World) -> Found:
+def local(world: World) -> FinalState:
     models = dict.fromkeys(range(world.clients), world.start)
     for t, rate, cohort in world.schedule():
         models |= {i: world.train(models[i], i, t, rate)[0] for i in cohort}
-    return Found(world.start, models)
+    return FinalState(world.start, models)
 
 
-def centralised(world: World) -> Found:
+def centralised(world: World) -> FinalState:
     theta = world.start
     rows = np.concatenate([world.federation.train.index[i] for i in range(world.clients)])
     for t, rate, _ in world.schedule():
         theta, _ = world.train(theta, 0, t, rate, rows=rows)
-    return Found(theta)
+    return FinalState(theta)
 
 
-def partly(world: World, shared: slice) -> Found:
+def fedavg_on_slice(world: World, shared: slice) -> FinalState:
     """FedAvg on a slice of θ; the rest stays at each client."""
     theta = world.start.copy()
     own = dict.fromkeys(range(world.clients), world.start)
@@ -174,18 +174,18 @@ def partly(world: World, shared: slice) -> Found:
             models[i], _ = world.train(model, i, t, rate)
         own |= models
         theta[shared] = average(world, theta, models)[shared]
-    return Found(theta, own)
+    return FinalState(theta, own)
 
 
-def fedper(world: World) -> Found:
-    return partly(world, slice(0, world.body))
+def fedper(world: World) -> FinalState:
+    return fedavg_on_slice(world, slice(0, world.body))
 
 
-def lg_fedavg(world: World) -> Found:
-    return partly(world, slice(world.body, None))
+def lg_fedavg(world: World) -> FinalState:
+    return fedavg_on_slice(world, slice(world.body, None))
 
 
-def fedadmm(world: World, rho: float = 0.01, server_lr: float = 1.0) -> Found:
+def fedadmm(world: World, rho: float = 0.01, server_lr: float = 1.0) -> FinalState:
     """Primal and dual variables of all clients from the start on; θ by the changes of w + y/ρ."""
     theta, w = world.start, dict.fromkeys(range(world.clients), world.start)
     y = dict.fromkeys(range(world.clients), np.zeros_like(world.start))
@@ -197,10 +197,10 @@ def fedadmm(world: World, rho: float = 0.01, server_lr: float = 1.0) -> Found:
             y[i] = y[i] + rho * (w[i] - theta)
             change += w[i] + y[i] / rho - before
         theta = theta + server_lr * change / len(cohort)
-    return Found(theta, states={f"client {i}/drift/y": y[i] for i in y})
+    return FinalState(theta, states={f"client {i}/drift/y": y[i] for i in y})
 
 
-ORACLES: dict[str, Callable[..., Found]] = {
+ORACLES: dict[str, Callable[..., FinalState]] = {
     f.__name__: f
     for f in (
         fedavg,

@@ -1088,7 +1088,7 @@ def broken(name: str, draw: Draw) -> Exception | None:
     return None
 
 
-def shrunk(name: str, draw: Draw) -> Draw:
+def shrink(name: str, draw: Draw) -> Draw:
     """The draw with every field as plain as the fault allows."""
     plain, again = Draw(), True
     while again:
@@ -1109,7 +1109,7 @@ def search(name: str, draw: Draw, count: Count) -> str | None:
         count.refused.append(str(reason))
         return None
     except Exception:
-        least = RELATIONS[name].fitted(shrunk(name, draw))
+        least = RELATIONS[name].fitted(shrink(name, draw))
         error = broken(name, least)
         lines = "\n".join(str(error).strip().splitlines()[:8])
         return (

@@ -20,7 +20,7 @@ from fedloom.parts.personal import Architectures, PrivateNorm, WidthSlice
 from helpers.federations import Shaken, as_images, classes
 from helpers.generative import generative_net
 from helpers.nested import two_ends, wide_net
-from helpers.networks import Flattening, linear_layers, normed, tanh_net, teacher_net
+from helpers.networks import Flattening, linear_layers, tanh_net, teacher_net, with_norm
 
 QUIET = Evaluation(what=())
 GENTLE: dict[str, dict[str, Any]] = {  # instead of defaults that ask for smaller learning rates, or for time
@@ -62,7 +62,7 @@ def experiment(method: Method | str = "fedavg", **changes: Any) -> Experiment:
         settings["model"] = wide_net if isinstance(made.personal, WidthSlice) else two_ends
     if isinstance(made.personal, PrivateNorm) and settings["model"] in (tanh_net, linear_layers):
         plain = settings["model"]
-        settings["model"] = lambda: normed(plain())
+        settings["model"] = lambda: with_norm(plain())
     if not made.predicts:
         settings["model"] = generative_net(made, settings["model"] is linear_layers)
         settings["evaluation"] = QUIET

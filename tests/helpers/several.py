@@ -11,7 +11,7 @@ import numpy as np
 
 from fedloom.base import rng
 from helpers.personal import Pace, batches
-from helpers.reference import Found, Vector, World
+from helpers.reference import FinalState, Vector, World
 
 Neighbours = Callable[[int, int], set[int]]  # (client, round) -> others
 
@@ -41,11 +41,11 @@ def matrix(clients: int, t: int, who: list[int], neighbours: Neighbours) -> Vect
     return b
 
 
-def found(world: World, thetas: Vector, shares: Vector | None = None) -> Found:
+def found(world: World, thetas: Vector, shares: Vector | None = None) -> FinalState:
     """The mean model, and those of all that took part at least once, as states."""
     mean = np.average(thetas, axis=0, weights=shares)
     moved = [r for r, theta in enumerate(thetas) if np.abs(theta - world.start).max() > 0]
-    return Found(mean, states={f"model {r}/model/theta": thetas[r] for r in moved})
+    return FinalState(mean, states={f"model {r}/model/theta": thetas[r] for r in moved})
 
 
 def graph(
@@ -64,19 +64,19 @@ def graph(
     return thetas, c
 
 
-def dpsgd(world: World) -> Found:
+def dpsgd(world: World) -> FinalState:
     return found(world, graph(world, ring(world.clients), combine_first=True)[0])
 
 
-def dfedavgm(world: World) -> Found:
+def dfedavgm(world: World) -> FinalState:
     return found(world, graph(world, ring(world.clients))[0])
 
 
-def gossip(world: World, seed: int = 0) -> Found:
+def gossip(world: World, seed: int = 0) -> FinalState:
     return found(world, graph(world, pairs(world.clients, seed))[0])
 
 
-def sgp(world: World, one_peer: bool = True) -> Found:
+def sgp(world: World, one_peer: bool = True) -> FinalState:
     """x, w and z = x/w as in the algorithm's box: z is trained, x takes the step, x and w are pushed."""
     k = world.clients
     x, w = np.tile(world.start, (k, 1)), np.ones(k)
@@ -94,14 +94,14 @@ def sgp(world: World, one_peer: bool = True) -> Found:
             x[i] -= z[i] - world.train(z[i], i, t, rate)[0]
         x, w = push @ x, push @ w
     result = found(world, x / w[:, None])
-    return Found(result.theta, states=result.states | {"server/topology/weights": w})
+    return FinalState(result.theta, states=result.states | {"server/topology/weights": w})
 
 
-def kgt(world: World) -> Found:
+def kgt(world: World) -> FinalState:
     return found(world, graph(world, ring(world.clients), track=True)[0])
 
 
-def hierfavg(world: World, edges: int = 2, cloud_every: int = 1, members: str = "blocks") -> Found:
+def hierfavg(world: World, edges: int = 2, cloud_every: int = 1, members: str = "blocks") -> FinalState:
     k = np.arange(world.clients)
     edge = k * edges // world.clients if members == "blocks" else k % edges
     thetas, mass = np.tile(world.start, (edges, 1)), np.bincount(edge, world.n)
@@ -115,7 +115,7 @@ def hierfavg(world: World, edges: int = 2, cloud_every: int = 1, members: str = 
     return found(world, thetas, np.bincount(edge))
 
 
-def cfl(world: World, mean_below: float = 0.4, some_above: float = 1.6, gamma: float = 0.0) -> Found:
+def cfl(world: World, mean_below: float = 0.4, some_above: float = 1.6, gamma: float = 0.0) -> FinalState:
     """Every way to divide a cluster is tried."""
     world = replace(world, cohort=world.clients)
     clusters = [list(range(world.clients))]
@@ -146,7 +146,7 @@ def cfl(world: World, mean_below: float = 0.4, some_above: float = 1.6, gamma: f
     return found(world, thetas)
 
 
-def fedamp(world: World, mu: float = 1.0, alpha: float = 1.0, sigma: float = 1.0) -> Found:
+def fedamp(world: World, mu: float = 1.0, alpha: float = 1.0, sigma: float = 1.0) -> FinalState:
     u, own = np.tile(world.start, (world.clients, 1)), dict[int, Vector]()
     for t, rate, who in world.schedule():
         for i in who:
@@ -157,10 +157,10 @@ def fedamp(world: World, mu: float = 1.0, alpha: float = 1.0, sigma: float = 1.0
             large = max(sum(xi.values()), 1.0)
             u[i] = own[i] + sum(x / large * (own[j] - own[i]) for j, x in xi.items())
     result = found(world, u)
-    return Found(result.theta, states=result.states | {f"client {i}/personal/private": w for i, w in own.items()})
+    return FinalState(result.theta, states=result.states | {f"client {i}/personal/private": w for i, w in own.items()})
 
 
-def pfedgraph(world: World, lam: float = 0.01, alpha: float = 0.8) -> Found:
+def pfedgraph(world: World, lam: float = 0.01, alpha: float = 0.8) -> FinalState:
     """A row of the graph fulfils the conditions of the minimum, with a multiplier that is found by bisection."""
     u = np.tile(world.start, (world.clients, 1))
     for t, rate, who in world.schedule():
@@ -182,13 +182,13 @@ def pfedgraph(world: World, lam: float = 0.01, alpha: float = 0.8) -> Found:
                 low, high = (middle, high) if np.maximum(wanted - middle, 0).sum() > 1 else (low, middle)
             u[i] = sum(b * w[j] for b, j in zip(np.maximum(wanted - low, 0), who, strict=True))
     result = found(world, u)
-    return Found(result.theta, states=result.states | {"server/topology/first": world.start})
+    return FinalState(result.theta, states=result.states | {"server/topology/first": world.start})
 
 
 def apple(
     world: World, rate: float = 0.001, mu: float = 0.1, decay: str = "exponential", span: float = 0.1,
     models: int | None = None,
-) -> Found:  # fmt: skip
+) -> FinalState:  # fmt: skip
     """Luo & Wu 2022, algorithm 1: w^p_i = Σ_j p_ij w^c_j of the cores that i has downloaded last."""
     cores, first = np.tile(world.start, (world.clients, 1)), world.n / world.n.sum()
     p, known, states, last = np.tile(first, (world.clients, 1)), {}, {}, int(span * world.rounds)
@@ -211,9 +211,9 @@ def apple(
             states |= {f"client {i}/personal/private": p[i] @ w, f"client {i}/personal/weights": p[i].copy()}
         cores = after
     result = found(world, cores)
-    return Found(result.theta, states=result.states | states)
+    return FinalState(result.theta, states=result.states | states)
 
 
-ORACLES: dict[str, Callable[..., Found]] = {
+ORACLES: dict[str, Callable[..., FinalState]] = {
     f.__name__: f for f in (dpsgd, dfedavgm, gossip, sgp, kgt, hierfavg, cfl, fedamp, pfedgraph, apple)
 }

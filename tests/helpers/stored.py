@@ -29,7 +29,7 @@ def files(out: Path, *kinds: str) -> set[str]:
     return {f"{kind}/{path.name}" for kind in kinds or KINDS for path in (out / kind).glob("*")}
 
 
-def referred(path: Path) -> set[str]:
+def referenced_files(path: Path) -> set[str]:
     """The files that a checkpoint refers to, read by hand."""
     return {name for _, names in indices(path).values() for name in names}
 
@@ -47,10 +47,10 @@ def numbers(out: Path) -> dict[str, Any]:
     return found
 
 
-def whole(out: Path) -> dict[str, Any]:
+def full_contents(out: Path) -> dict[str, Any]:
     """All that a run directory says, with its last checkpoint and the files to which that refers byte by byte."""
     found = checkpoint.available(out / "checkpoint")
-    assert files(out) == set().union(*map(referred, found)), "there are files that nobody needs"
-    states = {name: (out / name).read_bytes() for name in sorted(referred(found[-1]))}
+    assert files(out) == set().union(*map(referenced_files, found)), "there are files that nobody needs"
+    states = {name: (out / name).read_bytes() for name in sorted(referenced_files(found[-1]))}
     last = {path.name: path.read_bytes() for path in sorted(found[-1].iterdir())}
     return contents(out) | {"states": states, "last checkpoint": last}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedloom.base.rng import stream
-from helpers.reference import Found, Vector, World
+from helpers.reference import FinalState, Vector, World
 from helpers.target import backward, layers, outputs, softmax
 
 ENERGY = "objective.1"
@@ -48,7 +48,7 @@ def fedevg(
     beta: float = 10.0, beta_final: float = 0.01, delta: float = 0.01, weights: str = "signed", repulsion: float = 0.0,
     blur: float = 1.0, magnitude: float = 0.0, clip: bool = True, schedule: str = "ddpm", clip_chain: bool = True,
     clip_gradient: float | None = 3.0, labelled: str = "chain", kept: bool = False,
-) -> Found:  # fmt: skip
+) -> FinalState:  # fmt: skip
     classes, d = world.federation.classes, world.x.shape[1]
     many = classes * per_class
     x = stream(world.seed, "synthetic").normal(size=(many, d))
@@ -101,10 +101,10 @@ def fedevg(
         noise = stream(world.seed, "synthetic", t).normal(size=x.shape)
         x = x - size * (top / bottom - (repulsion * push(x, y) if repulsion else 0)) + delta * noise
         x = np.clip(x, 0, 1) if clip else x
-    return Found(world.start, own, {f"server/{ENERGY}/x": x, f"server/{ENERGY}/y": y})
+    return FinalState(world.start, own, {f"server/{ENERGY}/x": x, f"server/{ENERGY}/y": y})
 
 
-def fedevg_kept(world: World, magnitude: float = 0.1, **settings: Any) -> Found:
+def fedevg_kept(world: World, magnitude: float = 0.1, **settings: Any) -> FinalState:
     return fedevg(world, magnitude=magnitude, kept=True, **settings)
 
 

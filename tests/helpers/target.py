@@ -13,7 +13,7 @@ import numpy as np
 
 from fedloom.base.rng import stream
 from helpers.federations import Shaken
-from helpers.reference import Found, Vector, World, average
+from helpers.reference import FinalState, Vector, World, average
 
 NOISE = Shaken().by
 
@@ -96,20 +96,20 @@ def said(world: World, models: dict[int, Vector], x: Vector) -> Vector:
     return np.stack([outputs(world, model, x) for model in models.values()], 1)
 
 
-def mixed(world: World, decide: Callable[[int, dict[int, Vector]], Vector]) -> Found:
+def mixed(world: World, decide: Callable[[int, dict[int, Vector]], Vector]) -> FinalState:
     """θ ← Σ p_k θ_k with p from the round's models."""
     theta = world.start
     for t, rate, cohort in world.schedule():
         models = {i: world.train(theta, i, t, rate)[0] for i in cohort}
         p = decide(t, models)
         theta = sum(p[k] * models[i] for k, i in enumerate(cohort))
-    return Found(theta)
+    return FinalState(theta)
 
 
 def fedssa(
     world: World, variance: float = 10.0, entropy: float = 1e-3, optimiser: str = "sgd", lr: float = 0.01,
     steps: int = 300, batch_size: int = 64, draws: int = 1, start: int = 0, feed_back: bool = False,
-) -> Found:  # fmt: skip
+) -> FinalState:  # fmt: skip
     """Algorithm 1, where it is fed back; otherwise FedAvg whose last models are mixed."""
     last = len(list(world.schedule())) - 1
 
@@ -131,7 +131,7 @@ def fedssa(
     return mixed(world, decide)
 
 
-def fedssa_similarity(world: World) -> Found:
+def fedssa_similarity(world: World) -> FinalState:
     def decide(t: int, models: dict[int, Vector]) -> Vector:
         one, other = (softmax(said(world, models, x)) for x in views(world, t, 0))
         cos = (one * other).sum(-1) / np.sqrt((one**2).sum(-1) * (other**2).sum(-1))
@@ -140,7 +140,7 @@ def fedssa_similarity(world: World) -> Found:
     return mixed(world, decide)
 
 
-def fedssa_confidence(world: World) -> Found:
+def fedssa_confidence(world: World) -> FinalState:
     def decide(t: int, models: dict[int, Vector]) -> Vector:
         y = softmax(said(world, models, unlabelled(world)))
         sure = (y**2).mean(-1) - y.mean(-1) ** 2
@@ -149,7 +149,9 @@ def fedssa_confidence(world: World) -> Found:
     return mixed(world, decide)
 
 
-def feddf(world: World, steps: int = 100, lr: float = 1e-3, batch_size: int = 128, temperature: float = 1.0) -> Found:
+def feddf(
+    world: World, steps: int = 100, lr: float = 1e-3, batch_size: int = 128, temperature: float = 1.0
+) -> FinalState:
     theta, x = world.start, unlabelled(world)
     for t, rate, cohort in world.schedule():
         models = {i: world.train(theta, i, t, rate)[0] for i in cohort}
@@ -162,12 +164,12 @@ def feddf(world: World, steps: int = 100, lr: float = 1e-3, batch_size: int = 12
             student = softmax(outputs(world, theta, x[rows]) / temperature)
             delta = temperature * (student - teacher[rows]) / len(rows)
             theta = theta - adam.step(backward(world, theta, x[rows], delta), (1 + np.cos(np.pi * step / steps)) / 2)
-    return Found(theta)
+    return FinalState(theta)
 
 
 def fedmd(
     world: World, size: int = 500, epochs: int = 1, batch_size: int = 50, lam: float = 1.0, distance: str = "absolute"
-) -> Found:
+) -> FinalState:
     """Communicate, aggregate, distribute, digest, revisit; the inputs of each round, and their order, are drawn."""
     own, x = dict.fromkeys(range(world.clients), world.start), unlabelled(world)
     chosen: list[Vector] = []
@@ -191,9 +193,9 @@ def fedmd(
             scores.append(np.mean([outputs(world, own[i], x[chosen[-1]]) for i in cohort], axis=0))
         chosen.append(stream(world.seed, "public inputs", t).permutation(len(x))[:size])
     states = {"inputs": x[chosen[-2]], "scores": scores[-1], "next": x[chosen[-1]]}
-    return Found(world.start, own, {f"server/objective.1/{name}": value for name, value in states.items()})
+    return FinalState(world.start, own, {f"server/objective.1/{name}": value for name, value in states.items()})
 
 
-ORACLES: dict[str, Callable[..., Found]] = {
+ORACLES: dict[str, Callable[..., FinalState]] = {
     f.__name__: f for f in (fedssa, fedssa_similarity, fedssa_confidence, feddf, fedmd)
 }

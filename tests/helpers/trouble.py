@@ -20,7 +20,7 @@ from helpers.networks import tanh_net
 MARK = 77.0  # stands in the first feature of the marked client's samples
 
 
-def marked(client: int, value: float = MARK, sizes: tuple[int, ...] = SIZES) -> Federation:
+def with_marked_client(client: int, value: float = MARK, sizes: tuple[int, ...] = SIZES) -> Federation:
     """The usual federation, with a value in the first feature of all samples of one client."""
     federation = classes(sizes)
     arrays = federation.train.arrays
@@ -55,7 +55,7 @@ class Guarded(nn.Module):
         return Guarded(nn.ModuleDict({"body": tanh_net().body, "head": tanh_net().head}), self.__dict__["act"])
 
 
-def guarded(act: Callable[[], None]) -> Callable[[], nn.Module]:
+def guarded_net(act: Callable[[], None]) -> Callable[[], nn.Module]:
     """Makes the tanh net with such a guard."""
     return lambda: Guarded(tanh_net(), act)
 

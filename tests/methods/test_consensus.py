@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.federations import CLASSES, FEATURES, classes
-from helpers.networks import normed, tanh_net
+from helpers.networks import tanh_net, with_norm
 from helpers.runs import go
 from torch import Tensor, nn
 
@@ -61,7 +61,7 @@ def test_a_lesson_brings_scores_towards_the_consensus() -> None:
 def test_batch_statistics_are_the_clients_own_and_scores_do_not_change_them() -> None:
     """The scores of the last round are those of the models that clients keep, in evaluation mode."""
     settings: dict[str, Any] = {
-        "model": lambda: normed(tanh_net(), nn.BatchNorm1d),
+        "model": lambda: with_norm(tanh_net(), nn.BatchNorm1d),
         "federation": classes((6, 9, 8)),
         "local": Local(epochs=2, batch_size=3, lr=0.2),
     }

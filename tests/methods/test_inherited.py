@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.networks import normed, tanh_net
+from helpers.networks import tanh_net, with_norm
 from helpers.runs import go, theta
 from torch import nn
 
@@ -88,7 +88,7 @@ def test_rows_that_a_mask_leaves_out_are_not_compared() -> None:
 
 
 def test_batch_statistics_are_the_received_ones() -> None:
-    result = go("fedphp", model=lambda: normed(tanh_net(), nn.BatchNorm1d), rounds=1)
+    result = go("fedphp", model=lambda: with_norm(tanh_net(), nn.BatchNorm1d), rounds=1)
     received = result.snapshot.server.buffers
     assert received[:3].any()
     for client in range(6):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.networks import normed, tanh_net
+from helpers.networks import tanh_net, with_norm
 from helpers.rounds import facts
 from helpers.runs import experiment, go, leaves, theta
 from torch import nn
@@ -100,7 +100,7 @@ def test_weights_with_no_inner_step_are_those_without_an_adaptation() -> None:
 def test_passes_before_local_steps_leave_batch_statistics_alone() -> None:
     """With a rate too small to move a weight, passes are taken, and all else is that of FedAvg."""
     conditions = {"local": Local(epochs=1, batch_size=5, lr=0.1), "rounds": 3}
-    conditions["model"] = lambda: normed(tanh_net(), nn.BatchNorm1d)
+    conditions["model"] = lambda: with_norm(tanh_net(), nn.BatchNorm1d)
     merged, usual = go(make("fedala", rate=1e-300, most=3), **conditions), go("fedavg", **conditions)
     assert torch.equal(merged.snapshot.server.buffers, usual.snapshot.server.buffers)
     np.testing.assert_allclose(theta(merged), theta(usual), atol=1e-12)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 from helpers.federations import classes
-from helpers.networks import images, normed, tanh_net
+from helpers.networks import images, tanh_net, with_norm
 from helpers.personal import Normed
-from helpers.reference import World, partly
+from helpers.reference import World, fedavg_on_slice
 from helpers.runs import GENTLE, assert_same_run, go, theta
 from torch import nn
 
@@ -38,7 +38,7 @@ SIZES = (6, 9, 8)  # no mini-batch of one sample, which has no variance
 
 
 def batch_normed() -> nn.Module:
-    return normed(tanh_net(), nn.BatchNorm1d)
+    return with_norm(tanh_net(), nn.BatchNorm1d)
 
 
 def test_fedbn_on_a_net_without_normalisation_shares_everything_and_is_refused() -> None:
@@ -67,7 +67,7 @@ def test_fedbn_with_batch_normalisation_follows_its_equations() -> None:
     start = np.concatenate([p.detach().double().numpy().ravel() for p in tanh_net().parameters()])
     world = Normed.of(World(federation, start, 3, rounds, 2, LOCAL, 7))
     world.axis = 0
-    found = partly(world, slice(0, len(start)))
+    found = fedavg_on_slice(world, slice(0, len(start)))
     np.testing.assert_allclose(theta(result), found.theta[: len(start)], rtol=0, atol=1e-11)
     states = dict(result.snapshot.store)
     for client, state in states.items():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.federations import FEATURES, classes
-from helpers.networks import Split, fixed, normed, tanh_net
+from helpers.networks import Split, fixed, tanh_net, with_norm
 from helpers.resuming import back_to
 from helpers.runs import assert_same_run, experiment, go, leaves, theta
 from torch import Tensor, nn
@@ -34,7 +34,7 @@ IDS = ["ditto", "pfedme", "apfl", "learnt"]
 
 
 def batch_normed() -> nn.Module:
-    return normed(tanh_net(), nn.BatchNorm1d)
+    return with_norm(tanh_net(), nn.BatchNorm1d)
 
 
 def at_inputs() -> nn.Module:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.arriving import LOCAL, gaussians, online, small, stream
-from helpers.forging import forged
+from helpers.forging import forge_checkpoint
 from torch import Tensor
 
 from fedloom.base.errors import CheckpointError, ClientError, ConfigError
@@ -162,7 +162,7 @@ def test_a_state_that_cannot_have_been_is_refused(
 ) -> None:
     experiment = online(BufferedMoml(buffer=3, accept=0.6, draws=2), over=GRID)
     run(replace(experiment, stream=experiment.stream[:3]), tmp_path)
-    place = forged(tmp_path, kind, change)
+    place = forge_checkpoint(tmp_path, kind, change)
     with pytest.raises(CheckpointError, match=rf"the checkpoint {place} cannot be used \(.*{told}"):
         run(experiment, tmp_path, resume=True)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.federations import classes
-from helpers.networks import normed, tanh_net, teacher_net
+from helpers.networks import tanh_net, teacher_net, with_norm
 from helpers.runs import assert_same_run, assert_same_state, experiment, go, leaves, theta
 from torch import Tensor, nn
 
@@ -220,7 +220,7 @@ def test_without_power_losses_may_be_negative() -> None:
 
 
 def batch_norm() -> nn.Module:
-    return normed(tanh_net(), nn.BatchNorm1d)
+    return with_norm(tanh_net(), nn.BatchNorm1d)
 
 
 @pytest.mark.parametrize("personal", [Ditto(), APFL(0.4), APFL(0.0)])

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as parquet
 import pytest
-from helpers.pages import drawn
+from helpers.pages import figures_of
 
 from fedloom import methods
 from fedloom.core.federation import Federation
@@ -127,7 +127,7 @@ def test_the_page_draws_it_where_it_is(make_run, tmp_path: Path) -> None:
     silent = make_run(method="fedavg", rounds=2)
     assert "Global objective" not in build([silent], tmp_path / "without").read_text()
     page = build([silent, script(make_run(method="aaggff_s", rounds=2), [2.0, 1.0])], tmp_path / "with")
-    each, total = (figure for figure in drawn(page) if figure["heading"].startswith("Global objective"))
+    each, total = (figure for figure in figures_of(page) if figure["heading"].startswith("Global objective"))
     assert [line["label"] for line in each["series"]] == [line["label"] for line in total["series"]] == ["aaggff_s"]
     assert (each["series"][0]["y"], total["series"][0]["y"]) == ([2.0, 1.0], [2.0, 3.0])
 
@@ -136,7 +136,7 @@ def test_the_page_draws_losses_on_validation_samples_apart(tmp_path: Path) -> No
     federation = federate("digits", "dirichlet_balanced", clients=5, seed=1, validation=0.2)
     run(experiment(methods.term(response="validation"), ("clients",), federation), tmp_path / "run")
     (only,) = (
-        figure for figure in drawn(build([tmp_path / "run"], tmp_path / "page")) if "objective" in figure["name"]
+        figure for figure in figures_of(build([tmp_path / "run"], tmp_path / "page")) if "objective" in figure["name"]
     )
     assert only["heading"] == "Global objective on validation samples in each round"
     values = [record[HELD_OUT_OBJECTIVE] for record in stored(tmp_path / "run")[0]]

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as parquet
 import pytest
-from helpers.pages import drawn
+from helpers.pages import figures_of
 
 from fedloom import methods
 from fedloom.data import federate
@@ -23,7 +23,7 @@ def test_the_partition_and_the_bins_of_the_calibration_error(tmp_path: Path) -> 
     make = lambda: models.make("logistic", classes=10, inputs=(1, 8, 8))  # noqa: E731
     evaluation = Evaluation(("global", "clients"), metrics=("accuracy", "ece"))
     result = run(Experiment(methods.fedavg(), federation, make, rounds=2, evaluation=evaluation), tmp_path / "run")
-    figures = {figure["name"]: figure for figure in drawn(build([tmp_path / "run"], tmp_path / "page"))}
+    figures = {figure["name"]: figure for figure in figures_of(build([tmp_path / "run"], tmp_path / "page"))}
 
     split = federation.train
     counts = np.zeros((10, 5))
@@ -63,5 +63,5 @@ def test_the_bins_of_all_clients_models_are_those_of_their_predictions(method: s
         if inside.any():
             wanted[low] = inside.mean(), confidence[inside].mean(), correct[inside].mean()
     np.testing.assert_allclose(result.history[-1]["clients/reliability"], wanted, atol=1e-6)
-    names = {figure["name"] for figure in drawn(build([tmp_path / "run"], tmp_path / "page"))}
+    names = {figure["name"] for figure in figures_of(build([tmp_path / "run"], tmp_path / "page"))}
     assert ("reliability_clients" in names, "reliability" in names) == (True, False)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as parquet
 import pytest
-from helpers.pages import drawn
+from helpers.pages import figures_of
 
 from fedloom import methods
 from fedloom.core.method import Method
@@ -75,10 +75,10 @@ def test_only_runs_that_know_all_losses_have_one(tmp_path: Path) -> None:
 
 def test_the_page_draws_it_without_the_bound(tmp_path: Path) -> None:
     where = [trained(methods.aaggff_s(), tmp_path / "a"), trained(methods.fedavg(), tmp_path / "b")]
-    (figure,) = (one for one in drawn(build(where, tmp_path / "page")) if one["name"] == "regret")
+    (figure,) = (one for one in figures_of(build(where, tmp_path / "page")) if one["name"] == "regret")
     (line,) = figure["series"]
     known = regret_curve(read(where)[-1].runs[0])
     np.testing.assert_allclose(line["y"], known.y, rtol=1e-5)
     bound = silo_bound(6, 5, lipschitz(0, 1 / 5))
     assert f"is {bound:.3g} after 6 rounds with 5 clients" in figure["caption"]
-    assert not [one for one in drawn(build(where[1:], tmp_path / "other")) if one["name"] == "regret"]
+    assert not [one for one in figures_of(build(where[1:], tmp_path / "other")) if one["name"] == "regret"]

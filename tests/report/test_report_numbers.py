@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as parquet
 import pytest
-from helpers.pages import drawn
+from helpers.pages import figures_of
 from scipy.stats import ttest_rel
 
 from fedloom.metrics import summary
@@ -197,7 +197,7 @@ def test_lines_are_means_over_the_seeds_that_got_there(make_run) -> None:
 def test_a_curve_is_drawn_over_rounds_bytes_and_seconds(make_run, tmp_path: Path) -> None:
     runs = [make_run(seed=1, rounds=4), make_run(seed=2, rounds=4)]
     records = [[json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()] for run in runs]
-    (figure,) = (one for one in drawn(build(runs, tmp_path / "out")) if one["name"] == "global_accuracy")
+    (figure,) = (one for one in figures_of(build(runs, tmp_path / "out")) if one["name"] == "global_accuracy")
     assert [axis["label"] for axis in figure["x"]] == ["rounds", "bytes sent", "wall-clock time"]
     (line,) = figure["series"]
     assert line["x"][0] == [2, 4]
@@ -299,7 +299,7 @@ def test_means_that_read_alike_are_best_together(make_run) -> None:
 
 def test_gains_pair_clients_of_the_same_seed(make_run, tmp_path: Path) -> None:
     runs = [make_run(method=m, seed=s, rounds=2, rate=r) for m, r in (("fedavg", 0.2), ("ditto", 0.5)) for s in (1, 2)]
-    (figure,) = (one for one in drawn(build(runs, tmp_path / "out")) if one["name"].startswith("gain_over"))
+    (figure,) = (one for one in figures_of(build(runs, tmp_path / "out")) if one["name"].startswith("gain_over"))
     (cloud,) = figure["series"]
     each = [parquet.read_table(run / "clients.parquet").to_pandas().set_index("client")["accuracy"] for run in runs]
     for name, x, y in zip(cloud["names"], cloud["x"][0], cloud["y"], strict=True):
@@ -316,7 +316,7 @@ def test_accuracy_against_lambda_and_reliability_are_what_the_last_round_recorde
         script(run, f"lambda/{at}/accuracy/mean", [None, 0.1, value])
     bins: list = [[0.25, 0.4, 0.3], [0.0, 0.0, 0.0], [0.75, 0.9, 0.8]]
     script(run, "global/reliability", [None, None, bins])
-    figures = {one["name"]: one for one in drawn(build([run], tmp_path / "out"))}
+    figures = {one["name"]: one for one in figures_of(build([run], tmp_path / "out"))}
     (line,) = figures["lambda"]["series"]
     assert (line["x"], line["y"]) == ([[0, 0.5, 1]], [0.5, 0.7, 0.6])
     (line,) = figures["reliability"]["series"]
@@ -387,7 +387,7 @@ def test_time_on_devices_is_counted_and_drawn(make_run, tmp_path: Path) -> None:
     table["late"] = table.groupby("round").cumcount() == 3
     table.to_parquet(run / "mixing.parquet")
     page = build([run], tmp_path / "out")
-    figures = {figure["name"]: figure for figure in drawn(page)}
+    figures = {figure["name"]: figure for figure in figures_of(page)}
     gantt = figures["gantt_1"]
     assert sum(gantt["late"]) == 4
     assert len(gantt["begin"]) == 16

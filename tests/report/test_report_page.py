@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from helpers.pages import drawn
+from helpers.pages import figures_of
 
 import fedloom as fl
 from fedloom.base.errors import ConfigError, FedLoomError
@@ -107,7 +107,7 @@ def test_page_figures_and_tables_from_several_methods(three_methods: list[Path],
     assert "There is no summary.json: the run is not finished." in found.text
     assert found.text.count("@article{fedavg2021") == 1
 
-    assert {figure["name"] for figure in drawn(page)} >= {
+    assert {figure["name"] for figure in figures_of(page)} >= {
         "global_accuracy",
         "clients_loss",
         "train_loss",
@@ -136,15 +136,15 @@ def test_the_page_makes_no_request_and_runs_its_own_script_only(three_methods: l
     assert rules["img-src"] == "data:"
     assert all(link.startswith(("#", "data:")) for link in found.links)
     assert not re.search(r"https?://|@import|fetch\(|XMLHttp|innerHTML", page.read_text())
-    labels = {line["label"] for figure in drawn(page) for line in figure.get("series", ())}
+    labels = {line["label"] for figure in figures_of(page) for line in figure.get("series", ())}
     assert {"fedavg", HOSTILE, ODD} <= labels
 
 
 def test_every_figure_has_a_caption_and_alternative_text(three_methods: list[Path], tmp_path: Path) -> None:
     page = build(three_methods, tmp_path / "out")
     found = Reader(page)
-    assert len(found.figures) == found.captions == len(drawn(page)) > 5
-    for figure, given in zip(drawn(page), found.figures, strict=True):
+    assert len(found.figures) == found.captions == len(figures_of(page)) > 5
+    for figure, given in zip(figures_of(page), found.figures, strict=True):
         assert given["aria-label"] == f"{figure['heading']}. {figure['caption']}"
         assert len(figure["caption"]) > 10
 
@@ -439,7 +439,7 @@ def test_levels_and_what_clients_deploy_have_sections_of_their_own(make_run, tmp
     ]
     places = [text.index(title) for title in titles]
     assert places == sorted(places)
-    assert "global_simple_accuracy" in {figure["name"] for figure in drawn(page)}
+    assert "global_simple_accuracy" in {figure["name"] for figure in figures_of(page)}
 
     own = make_run(method="ditto")
     summary = json.loads((own / "summary.json").read_text())

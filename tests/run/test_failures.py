@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 from helpers.federations import SIZES, classes
-from helpers.forging import forged
+from helpers.forging import forge_checkpoint
 from helpers.marks import KINDS, exhaustive
 from helpers.nested import linear_ends
 from helpers.networks import linear_layers
 from helpers.runs import assert_same_state, experiment, go, theta
-from helpers.trouble import MARK, guarded, marked, stumble
+from helpers.trouble import MARK, guarded_net, stumble, with_marked_client
 
 import fedloom
 from fedloom.base.errors import CheckpointError, ClientError, ConfigError
@@ -43,7 +43,7 @@ ENGINES = ["serial", "processes"]
 
 def poisoned() -> Federation:
     """Finite data on which a linear model's gradient, and then its second step, overflows."""
-    return marked(VICTIM, 1e160)
+    return with_marked_client(VICTIM, 1e160)
 
 
 def without() -> Federation:
@@ -135,10 +135,10 @@ def test_coefficients_of_the_others_are_renormalised(name: str, engine: str) -> 
 def test_coefficients_too_small_for_the_type_of_the_sums_are_none() -> None:
     """Where the client with nearly all the weight fails, the rest is divided by, which must not be rounding alone."""
     weights = tuple(1.0 if i == VICTIM else 1e-45 for i in range(len(SIZES)))
-    failing: dict[str, Any] = {"federation": marked(VICTIM), "model": guarded(stumble), "rounds": 1}
+    failing: dict[str, Any] = {"federation": with_marked_client(VICTIM), "model": guarded_net(stumble), "rounds": 1}
     little = Method("little", (CrossEntropy(),), mixing=Fixed(weights))
     single, double = (go(little, dtype=dtype, **failing) for dtype in ("float32", "float64"))
-    start = np.concatenate([p.detach().numpy().ravel() for p in guarded(stumble)().parameters()])
+    start = np.concatenate([p.detach().numpy().ravel() for p in guarded_net(stumble)().parameters()])
     np.testing.assert_array_equal(theta(single), start)
     uniform = go(Method("uniform", (CrossEntropy(),), mixing=Uniform()), **failing)
     np.testing.assert_allclose(theta(double), theta(uniform), rtol=0, atol=1e-12)
@@ -173,12 +173,12 @@ def test_the_sentence_of_an_error_ends_once() -> None:
     def refuse() -> None:
         raise ConfigError("these samples cannot be taken.")
 
-    result = go(federation=marked(VICTIM), model=guarded(refuse), rounds=1)
+    result = go(federation=with_marked_client(VICTIM), model=guarded_net(refuse), rounds=1)
     assert str(result.failures[0]).endswith("ConfigError: these samples cannot be taken")
 
 
 def test_one_client_raising_is_a_failure_that_names_the_stage() -> None:
-    result = go(federation=marked(VICTIM), model=guarded(stumble), rounds=1)
+    result = go(federation=with_marked_client(VICTIM), model=guarded_net(stumble), rounds=1)
     assert [str(f) for f in result.failures] == [
         f"round 1, client {VICTIM}: failed in step 1 of 4: RuntimeError: the sample is cursed"
     ]
@@ -188,9 +188,9 @@ def test_one_client_raising_is_a_failure_that_names_the_stage() -> None:
 
 @pytest.mark.parametrize("engine", ["serial", "processes"])
 def test_all_clients_raising_is_a_fault_in_the_code(engine: str) -> None:
-    federation = marked(VICTIM)
+    federation = with_marked_client(VICTIM)
     federation.train.arrays.x[:, 0] = MARK
-    settings = {"federation": federation, "model": guarded(stumble), "cohort": 3, "seed": 1, "engine": engine}
+    settings = {"federation": federation, "model": guarded_net(stumble), "cohort": 3, "seed": 1, "engine": engine}
     with pytest.raises(ClientError) as caught:
         go(**settings)
     text = str(caught.value)
@@ -242,8 +242,8 @@ def test_in_python_updates_that_were_left_out_are_told() -> None:
 
 def test_one_exception_at_a_client_is_told_with_its_reason() -> None:
     """It would be left out of each of its rounds alike, in a column of numbers."""
-    many = marked(VICTIM, sizes=2 * SIZES)
-    said = go("fedavg", model=guarded(stumble), federation=many, rounds=1, cohort=12).summary["warnings"]
+    many = with_marked_client(VICTIM, sizes=2 * SIZES)
+    said = go("fedavg", model=guarded_net(stumble), federation=many, rounds=1, cohort=12).summary["warnings"]
     assert [line for line in said if "1 of 12 updates (8%)" in line and "cursed" in line], said
 
 
@@ -288,7 +288,7 @@ def test_reasons_of_a_checkpoint_are_texts(told: Any, tmp_path: Path) -> None:
     asked = experiment(rounds=6, drop_rate=0.3, local=Local(steps=1, batch_size=1))
     run(asked, tmp_path)
     (reason,) = checkpoint.load(tmp_path / "checkpoint" / "round-000006").facts["failures"]
-    forged(tmp_path, "failures", dict, {"failures": [{**reason, "trace": told}]})
+    forge_checkpoint(tmp_path, "failures", dict, {"failures": [{**reason, "trace": told}]})
     with pytest.raises(CheckpointError, match="its failures are told in other values than texts"):
         run(replace(asked, rounds=7), tmp_path, resume=True)
 

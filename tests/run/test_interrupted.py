@@ -13,7 +13,7 @@ import pytest
 from helpers.deaths import assert_same_contents, contents
 from helpers.resuming import ROUNDS, work
 from helpers.runs import assert_same_run
-from helpers.trouble import guarded, marked
+from helpers.trouble import guarded_net, with_marked_client
 
 from fedloom.experiment import checkpoint
 from fedloom.experiment.callbacks import Callback
@@ -79,11 +79,11 @@ def test_interrupted_in_the_middle_of_a_round(engine: str, tmp_path: Path) -> No
         if len(calls) == 8:  # of one process: each worker counts its own
             os.kill(ours, signal.SIGINT)
 
-    settings = {"federation": marked(2), "cohort": None, "drop_rate": 0.0}
-    calm = guarded(lambda: None)
+    settings = {"federation": with_marked_client(2), "cohort": None, "drop_rate": 0.0}
+    calm = guarded_net(lambda: None)
     whole = run(work(model=calm, **settings), tmp_path / "whole", checkpoint_every=100)
     with pytest.raises(KeyboardInterrupt):
-        run(work(model=guarded(act), engine=engine, **settings), tmp_path / "cut", checkpoint_every=100)
+        run(work(model=guarded_net(act), engine=engine, **settings), tmp_path / "cut", checkpoint_every=100)
     found = checkpoint.available(tmp_path / "cut" / "checkpoint")
     assert len(found) == 1
     rounds = int(found[0].name.removeprefix("round-"))
@@ -109,13 +109,13 @@ def test_a_signal_that_python_ignores_in_a_finaliser_ends_the_run_before_the_rou
         if len(calls) == 7:
             Finalised()
 
-    settings = {"federation": marked(2), "cohort": None, "drop_rate": 0.0}
-    whole = run(work(model=guarded(lambda: None), **settings), tmp_path / "whole", checkpoint_every=100)
+    settings = {"federation": with_marked_client(2), "cohort": None, "drop_rate": 0.0}
+    whole = run(work(model=guarded_net(lambda: None), **settings), tmp_path / "whole", checkpoint_every=100)
     with pytest.raises(KeyboardInterrupt):
-        run(work(model=guarded(act), **settings), tmp_path / "cut", checkpoint_every=100)
+        run(work(model=guarded_net(act), **settings), tmp_path / "cut", checkpoint_every=100)
     assert len(calls) > 7, "the exception was not ignored"
     rounds = len((tmp_path / "cut" / "metrics.jsonl").read_text().splitlines())
     assert rounds < ROUNDS
     assert [path.name for path in checkpoint.available(tmp_path / "cut" / "checkpoint")] == [f"round-{rounds:06d}"]
-    resumed = run(work(model=guarded(lambda: None), **settings), tmp_path / "cut", resume=True)
+    resumed = run(work(model=guarded_net(lambda: None), **settings), tmp_path / "cut", resume=True)
     assert_same_run(whole, resumed)

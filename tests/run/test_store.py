@@ -20,7 +20,7 @@ from helpers.federations import SIZES, classes
 from helpers.marks import kinds
 from helpers.networks import Split, fixed
 from helpers.runs import QUIET, assert_same_run, assert_same_state, experiment, leaves
-from helpers.stored import ROUNDS, STATEFUL, files, numbers, places, referred, whole, work
+from helpers.stored import ROUNDS, STATEFUL, files, full_contents, numbers, places, referenced_files, work
 from torch import nn
 
 from fedloom.base.errors import CheckpointError, ConfigError
@@ -337,7 +337,7 @@ def test_what_kept_checkpoints_need_is_kept_and_nothing_else(every: int, keep: i
 
         def on_round(self, record: Mapping[str, Any]) -> None:
             found = checkpoint.available(out / "checkpoint")
-            held = set().union(*map(referred, found))
+            held = set().union(*map(referenced_files, found))
             assert held <= files(out)
             sizes.append(len(files(out)))
             present = len(SIZES)
@@ -346,7 +346,7 @@ def test_what_kept_checkpoints_need_is_kept_and_nothing_else(every: int, keep: i
     run(work(rounds=9), out, checkpoint_every=every, keep=keep, callbacks=[Looks()])
     found = checkpoint.available(out / "checkpoint")
     assert len(found) == keep
-    assert files(out) == set().union(*map(referred, found))
+    assert files(out) == set().union(*map(referenced_files, found))
     assert max(sizes) <= (keep + 1) * len(SIZES)
 
 
@@ -354,7 +354,7 @@ def test_every_kept_checkpoint_can_be_continued(stored: Path, tmp_path: Path) ->
     for path in checkpoint.available(stored / "checkpoint"):
         out = Path(shutil.copytree(stored, tmp_path / path.name))
         run(work(), out, resume=out / "checkpoint" / path.name, checkpoint_every=2, keep=3)
-        assert_same_contents(whole(stored), whole(out))
+        assert_same_contents(full_contents(stored), full_contents(out))
 
 
 # --- chosen ----------------------------------------
@@ -367,7 +367,9 @@ def test_a_run_may_change_between_memory_and_disk(tmp_path: Path) -> None:
         found = run(work("scaffold", choice, rounds=rounds), out, resume=rounds > 2, checkpoint_every=2, keep=2)
         rooms.append(found.snapshot.store.room)
         kept = checkpoint.available(out / "checkpoint")
-        assert files(out) == set().union(*map(referred, kept)), "what the kept checkpoints refer to, and nothing else"
+        assert files(out) == set().union(*map(referenced_files, kept)), (
+            "what the kept checkpoints refer to, and nothing else"
+        )
     assert rooms == [0, INF, 0, INF]
     assert_same_run(expected, found)
     np.testing.assert_equal(numbers(out), numbers(tmp_path / "whole"))

@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 import torch
 from helpers.deaths import assert_same_contents, child, die_at, dies_at, go_on
-from helpers.forging import forged
+from helpers.forging import forge_checkpoint
 from helpers.marks import kinds
 from helpers.resuming import flip, truncate
 from helpers.runs import assert_same_run, assert_same_state
-from helpers.stored import STATEFUL, files, places, referred, whole, work
+from helpers.stored import STATEFUL, files, full_contents, places, referenced_files, work
 
 from fedloom.base.errors import CheckpointError, ConfigError
 from fedloom.experiment import atomic, checkpoint, federated, store
@@ -79,7 +79,7 @@ def test_killed_again_and_again_at_random_moments(
         deaths += status != 0
     assert deaths >= 2, "it was hardly ever killed, so hardly anything was tested"
     go_on(made, out, checkpoint_every=2, keep=2)
-    assert_same_contents(whole(memory / "whole"), whole(out))
+    assert_same_contents(full_contents(memory / "whole"), full_contents(out))
 
 
 @pytest.mark.parametrize(("room", "every"), kinds([(0, 12), (0, 1), (200, 1), (float("inf"), 1)], [(0, 12)]))
@@ -92,7 +92,7 @@ def test_killed_at_every_single_step_of_writing(
     what = ("clients", "average")
     small = work("feddyn", "disk", rounds=4, cohort=2, drop_rate=0.0, evaluation=Evaluation(what=what))
     run(small, memory / "whole", checkpoint_every=2, keep=1)
-    expected = whole(memory / "whole")
+    expected = full_contents(memory / "whole")
     removed = 0
     for number in count(1, every):
         out = memory / f"{number}"
@@ -100,7 +100,7 @@ def test_killed_at_every_single_step_of_writing(
             break
         removed += len(files(out) - set(expected["states"])) > 0
         go_on(small, out, checkpoint_every=2, keep=1)
-        assert_same_contents(expected, whole(out))
+        assert_same_contents(expected, full_contents(out))
         assert not list(out.rglob(".*")), "half-written files were left lying about"
         shutil.rmtree(out)
     assert number > 30
@@ -109,7 +109,7 @@ def test_killed_at_every_single_step_of_writing(
 
 def test_files_after_the_checkpoint_are_not_believed(stored: Path, copy: Path) -> None:
     """A killed run may have got further, and somebody may have altered what it wrote there."""
-    held = set().union(*map(referred, checkpoint.available(copy / "checkpoint")))
+    held = set().union(*map(referenced_files, checkpoint.available(copy / "checkpoint")))
     later = files(copy) - held
     assert later
     for name in later:
@@ -123,7 +123,7 @@ def test_files_after_the_checkpoint_are_not_believed(stored: Path, copy: Path) -
 
     run(work(), copy, resume=True, checkpoint_every=2, keep=3, callbacks=[Looks()])
     assert checks == [held]
-    assert_same_contents(whole(stored), whole(copy))
+    assert_same_contents(full_contents(stored), full_contents(copy))
 
 
 def test_killed_before_the_first_checkpoint(tmp_path: Path, stored: Path) -> None:
@@ -133,7 +133,7 @@ def test_killed_before_the_first_checkpoint(tmp_path: Path, stored: Path) -> Non
     lines = (out / "metrics.jsonl").read_text().splitlines(keepends=True)
     (out / "metrics.jsonl").write_text("".join(lines[:2]))
     run(work(), out, resume=True, checkpoint_every=2, keep=3)
-    assert_same_contents(whole(stored), whole(out))
+    assert_same_contents(full_contents(stored), full_contents(out))
 
 
 # --- spoilt ----------------------------------------
@@ -149,14 +149,14 @@ def test_a_missing_or_truncated_state_is_refused_at_once(
     states: str, act: Callable[[Path], None], what: str, stored: Path, copy: Path
 ) -> None:
     last, before = copy / "checkpoint" / "round-000004", copy / "checkpoint" / "round-000002"
-    name = sorted(referred(last) - referred(before))[0]
+    name = sorted(referenced_files(last) - referenced_files(before))[0]
     act(copy / name)
     told = f"{copy}/{name}, with states of clients, {what}"
     expected = rf"^the checkpoint {last} cannot be used \({told}\); continue from the one before it with "
     with pytest.raises(CheckpointError, match=expected + rf"resume={before}\.$"):
         run(work(states=states), copy, resume=True)
     run(work(), copy, resume=before, checkpoint_every=2, keep=3)
-    assert_same_contents(whole(stored), whole(copy))
+    assert_same_contents(full_contents(stored), full_contents(copy))
 
 
 @pytest.mark.parametrize("kind", ["clients", "models"])
@@ -166,7 +166,7 @@ def test_a_file_that_is_read_at_once_is_checked_at_once(how: str, kind: str, tmp
     made = work("scaffold", "memory", evaluation=LAST)
     expected = run(made, out, checkpoint_every=2, keep=3)
     before, last = checkpoint.available(out / "checkpoint")[-2:]
-    path = out / max(name for name in referred(last) if name.startswith(kind))
+    path = out / max(name for name in referenced_files(last) if name.startswith(kind))
     blob = path.read_bytes()
     path.unlink()
     if how != "missing":
@@ -207,7 +207,7 @@ def test_states_of_another_form_are_refused_though_their_checksums_are_right(
     def change(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {k: FORMS[form](v.double()) if v.ndim and "|" in k else v for k, v in state.items()}
 
-    forged(tmp_path, kind, change)
+    forge_checkpoint(tmp_path, kind, change)
     for use in (lambda: run(made, tmp_path, resume=True), lambda: federated.load(made, tmp_path)):
         with pytest.raises(CheckpointError, match=r"has .* in another shape or type than this method and"):
             use()
@@ -234,7 +234,7 @@ def test_what_the_library_keeps_is_in_a_state_where_it_belongs(
     def change(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {k: v for k, v in state.items() if k != key} if key in state else {**state, key: torch.ones(2)}
 
-    forged(tmp_path, kind, change)
+    forge_checkpoint(tmp_path, kind, change)
     with pytest.raises(CheckpointError, match=rf"cannot be used \(.*{told}"):
         federated.load(made, tmp_path)
 
@@ -245,7 +245,7 @@ def test_what_a_part_cannot_go_on_from_is_told_of_the_checkpoint(key: str, tmp_p
     made = work("fedproto", "memory", rounds=4)
     run(made, tmp_path, checkpoint_every=2)
     checkpoint.remove(tmp_path / "checkpoint" / "round-000004")
-    place = forged(tmp_path, "server", lambda state: {k: v for k, v in state.items() if not k.endswith(key)})
+    place = forge_checkpoint(tmp_path, "server", lambda state: {k: v for k, v in state.items() if not k.endswith(key)})
     with pytest.raises(CheckpointError, match=rf"the checkpoint {place} cannot be used \('{key}'\); there is none"):
         run(made, tmp_path, resume=True)
 
@@ -253,18 +253,20 @@ def test_what_a_part_cannot_go_on_from_is_told_of_the_checkpoint(key: str, tmp_p
 def test_a_state_of_which_a_client_has_no_model_is_told(tmp_path: Path) -> None:
     made = work("fedala", "memory")
     run(made, tmp_path, checkpoint_every=2)
-    forged(tmp_path, "clients", lambda state: {k: v for k, v in state.items() if k != "personal|weights"})
+    forge_checkpoint(tmp_path, "clients", lambda state: {k: v for k, v in state.items() if k != "personal|weights"})
     with pytest.raises(ConfigError, match="makes no model of a client's state: KeyError: 'weights'"):
         federated.load(made, tmp_path).evaluate()
 
 
 def test_an_altered_state_stops_the_run_and_no_checkpoint_is_made_of_it(stored: Path, copy: Path) -> None:
     last, before = (copy / "checkpoint" / f"round-00000{number}" for number in (4, 2))
-    names = sorted(referred(last) - referred(before))
+    names = sorted(referenced_files(last) - referenced_files(before))
     for client, name in places(last).items():
         if name in names:
             spoil(copy / name, client)
-    good = {path: path.read_bytes() for path in [*before.iterdir(), *(copy / name for name in referred(before))]}
+    good = {
+        path: path.read_bytes() for path in [*before.iterdir(), *(copy / name for name in referenced_files(before))]
+    }
     with pytest.raises(CheckpointError) as caught:
         run(work(), copy, resume=True, checkpoint_every=1, keep=3)
     told = {
@@ -278,7 +280,7 @@ def test_an_altered_state_stops_the_run_and_no_checkpoint_is_made_of_it(stored: 
     assert (summary["status"], summary["reason"]) == ("failed", str(caught.value))
     assert good == {path: path.read_bytes() for path in good}
     run(work(), copy, resume=before, checkpoint_every=2, keep=3)
-    assert_same_contents(whole(stored), whole(copy))
+    assert_same_contents(full_contents(stored), full_contents(copy))
 
 
 def test_a_state_found_damaged_later_costs_no_checkpoint(tmp_path: Path) -> None:
@@ -288,7 +290,7 @@ def test_a_state_found_damaged_later_costs_no_checkpoint(tmp_path: Path) -> None
     class Spoils(Callback):
         def on_round(self, record: Mapping[str, Any]) -> None:
             if record["round"] == 4:
-                held = set().union(*map(referred, checkpoint.available(out / "checkpoint")))
+                held = set().union(*map(referenced_files, checkpoint.available(out / "checkpoint")))
                 spoilt.extend(files(out) - held)
                 for name in spoilt:
                     flip(out / name)
@@ -303,7 +305,7 @@ def test_a_state_found_damaged_later_costs_no_checkpoint(tmp_path: Path) -> None
     run(work(evaluation=calm, cohort=6), out, resume=True, checkpoint_every=3, keep=1)
     there = tmp_path / "whole"
     run(work(evaluation=calm, cohort=6), there, checkpoint_every=3, keep=1)
-    assert_same_contents(whole(there), whole(out))
+    assert_same_contents(full_contents(there), full_contents(out))
 
 
 # --- disk full ----------------------------------------
@@ -354,7 +356,7 @@ def test_a_full_disk_ends_the_run_before_the_round_and_harms_nothing(
     )
     kept = checkpoint.available(out / "checkpoint")
     assert [path.name for path in kept] == ["round-000002", "round-000003"]
-    assert files(out) == set().union(*map(referred, kept)), "what was written of the round was left lying about"
+    assert files(out) == set().union(*map(referenced_files, kept)), "what was written of the round was left lying about"
     assert len((out / "metrics.jsonl").read_text().splitlines()) == 3
     expected = run(made, there, checkpoint_every=2, keep=3)
     found = run(made, out, resume=True, checkpoint_every=2, keep=3)
@@ -377,7 +379,7 @@ def test_a_full_disk_costs_a_checkpoint_as_long_as_states_can_wait(
     assert any("round 4: no checkpoint could be written (No space left" in text for text in found.summary["warnings"])
     kept = checkpoint.available(tmp_path / "out" / "checkpoint")
     assert [path.name for path in kept] == ["round-000002", "round-000006"]
-    assert files(tmp_path / "out") == set().union(*map(referred, kept))
+    assert files(tmp_path / "out") == set().union(*map(referenced_files, kept))
     assert_same_state(expected.snapshot, found.snapshot)
     again = run(made, tmp_path / "out", resume=True)
     assert_same_state(expected.snapshot, again.snapshot)
@@ -421,10 +423,10 @@ def test_what_a_checkpoint_was_read_from_stays_until_there_is_another(copy: Path
     machine = FederatedTask(work(), copy)
     machine.restore(checkpoint.load(last))
     found = machine.state.store
-    assert {f"clients/{name}" for name in found.files} == referred(last)
+    assert {f"clients/{name}" for name in found.files} == referenced_files(last)
     found.put(dict(found), 5)
-    assert referred(last) < files(copy)
-    assert not {f"clients/{name}" for name in found.files} & referred(last)
+    assert referenced_files(last) < files(copy)
+    assert not {f"clients/{name}" for name in found.files} & referenced_files(last)
 
 
 def test_a_state_found_damaged_when_files_are_emptied_costs_no_checkpoint(tmp_path: Path) -> None:
@@ -455,7 +457,7 @@ def test_a_checkpoint_that_cannot_be_read_keeps_every_file(kind: str, tmp_path: 
     assert before <= files(out, kind)
     index.write_bytes(blob)
     run(work("scaffold", rounds=6, evaluation=LAST), out, resume=True, checkpoint_every=9, keep=9)
-    assert files(out) == set().union(*map(referred, checkpoint.available(out / "checkpoint")))
+    assert files(out) == set().union(*map(referenced_files, checkpoint.available(out / "checkpoint")))
 
 
 def test_a_checkpoint_that_cannot_be_finished_holds_the_states_anyway(
@@ -476,4 +478,4 @@ def test_a_checkpoint_that_cannot_be_finished_holds_the_states_anyway(
     assert failed
     assert "round 2: no checkpoint could be written" in result.summary["warnings"][0]
     for path in checkpoint.available(out / "checkpoint"):
-        assert referred(path) <= files(out)
+        assert referenced_files(path) <= files(out)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.generating import GENERATORS, QUICK
-from helpers.generating import generating as experiment
+from helpers.generating import generation_experiment as experiment
 from helpers.marks import kinds
 
 from fedloom import methods

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers.generating import QUICK, generating
+from helpers.generating import QUICK, generation_experiment
 from helpers.trouble import out_of_room
 from matplotlib.figure import Figure
 
@@ -25,12 +25,12 @@ def test_pictures_and_a_judge_without_room_are_warnings(tmp_path: Path, monkeypa
     def crowded(path: Path, blob: bytes, alone: bool = True) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    whole = synthesize(generating("fedevg", rounds=2), tmp_path / "whole", QUICK)
+    whole = synthesize(generation_experiment("fedevg", rounds=2), tmp_path / "whole", QUICK)
     with monkeypatch.context() as patch:
         patch.setattr(Figure, "savefig", out_of_room)
         patch.setattr(judge, "write_whole", crowded)
         with pytest.warns(UserWarning, match="No space left on device") as told:
-            found = synthesize(generating("fedevg", rounds=2), tmp_path / "crowded", QUICK)
+            found = synthesize(generation_experiment("fedevg", rounds=2), tmp_path / "crowded", QUICK)
     said = [str(one.message) for one in told]
     assert any("judge" in one and "(No space left on device), so it is trained again next time." in one for one in said)
     for name in ("synthetic-000002", "synthetic", "real"):
@@ -47,7 +47,7 @@ def test_a_judge_that_diverges_is_named(classifier: str, lr: float, tmp_path: Pa
     """The set is made and written, without the numbers that would rest on the classifier of real data."""
     settings = replace(QUICK, classifier=classifier, lr=lr, max_steps=100)
     with pytest.warns(UserWarning, match=r"classifier of real data has diverged, .*; lower judge\.lr\."):
-        found = synthesize(generating("fedevg", rounds=1), tmp_path / "out", settings)
+        found = synthesize(generation_experiment("fedevg", rounds=1), tmp_path / "out", settings)
     stored = json.loads((tmp_path / "out" / "synthetic.json").read_text())
     assert "the judge's classifier of the synthetic set has diverged; lower judge.lr." in stored["warnings"]
     assert "synthetic/fid" not in found.evaluation.numbers
@@ -56,6 +56,6 @@ def test_a_judge_that_diverges_is_named(classifier: str, lr: float, tmp_path: Pa
 
 def test_more_samples_than_memory_holds_are_refused() -> None:
     for per_class in (10**12, 10**18):
-        made = replace(generating("fedevg"), method=methods.make("fedevg", per_class=per_class))
+        made = replace(generation_experiment("fedevg"), method=methods.make("fedevg", per_class=per_class))
         with pytest.raises(ConfigError, match="not enough memory; choose a smaller per_class"):
             synthesize(made, judge=QUICK)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.federations import CLASSES, classes, federation
-from helpers.networks import Split, normed, tanh_net
+from helpers.networks import Split, tanh_net, with_norm
 from helpers.runs import assert_same_state, experiment, go
 from torch import Tensor, nn
 
@@ -73,7 +73,7 @@ def test_clients_with_the_same_samples_train_one_model() -> None:
 def test_reading_features_leaves_the_loss_of_the_received_model_as_it_is() -> None:
     """That is the loss in evaluation mode; in training mode statistics would be those of the samples."""
     same: dict[str, Any] = {
-        "model": lambda: normed(tanh_net(), nn.BatchNorm1d), "federation": alike(), "rounds": 1,
+        "model": lambda: with_norm(tanh_net(), nn.BatchNorm1d), "federation": alike(), "rounds": 1,
         "local": Local(batch_size=3, lr=0.1),
         "evaluation": Evaluation(("clients", "received")),
     }  # fmt: skip

@@ -17,7 +17,7 @@ import pytest
 import torch
 from helpers.federations import classes
 from helpers.marks import exhaustive
-from helpers.networks import normed, tanh_net
+from helpers.networks import tanh_net, with_norm
 from helpers.quadratics import quadratics
 from helpers.reference import World
 from helpers.runs import assert_same_state, experiment, go
@@ -133,7 +133,7 @@ def test_one_of_several_models_is_the_only_one_bit_for_bit(method: str, conditio
 
 
 def test_one_of_several_models_has_the_batch_statistics_of_the_only_one() -> None:
-    setting: dict[str, Any] = {"model": lambda: normed(tanh_net(), nn.BatchNorm1d)}
+    setting: dict[str, Any] = {"model": lambda: with_norm(tanh_net(), nn.BatchNorm1d)}
     setting["local"] = Local(epochs=1, batch_size=0, lr=0.1)
     one, two = go("fedavg", **setting).snapshot.server, go(on(Spare()), **setting).snapshot.server.model(0)
     assert len(one.buffers)
