@@ -37,7 +37,7 @@ from fedloom.rounds.aggregate import even_blocks
 from fedloom.rounds.client import ClientWork
 
 TOLERANCE = 1e-9
-BOTH = {
+COMBINED = {
     "feddyn+prox": Method("c", (CrossEntropy(), Proximal(0.1)), FedDynDrift(0.1)),
     "feddyn+head": Method("d", (CrossEntropy(),), FedDynDrift(0.1), PrivateHead()),
     "scaffold+body": Method("e", (CrossEntropy(),), Scaffold(), PrivateBody()),
@@ -49,10 +49,10 @@ LOCALS = {
     "clipped": Local(epochs=1, batch_size=4, lr=0.1, clip=0.5, weight_decay=0.05),
 }
 FORMS = ("fedavg", "fednova", "moon", "fedrep", "apfl", "superfed_mm", "fedhen", "ifca")  # of a cohort's steps
-ONCE = {*product((*KINDS, *FORMS, *BOTH, "robust"), ["plain"]), *product(FORMS, LOCALS)}  # robust: two views
+ONCE = {*product((*KINDS, *FORMS, *COMBINED, "robust"), ["plain"]), *product(FORMS, LOCALS)}  # robust: two views
 EVERY = [  # a method without a form for a cohort runs live, whatever the settings
     pytest.param(name, local, marks=[] if (name, local) in ONCE else [exhaustive])
-    for name in (*methods.names(), *BOTH)
+    for name in (*methods.names(), *COMBINED)
     for local in (("plain",) if name in LIVE else LOCALS)
 ]
 
@@ -72,11 +72,11 @@ def settings(local: str, average: bool = True, every: int = 1, **changes: Any) -
 
 @pytest.mark.parametrize(("name", "local"), EVERY)
 def test_every_method_agrees_with_the_live_compute(name: str, local: str) -> None:
-    same = settings(local, average=name != "ifca", every=2, rounds=2)
-    live, result = (go(BOTH.get(name) or name, compute=c, **same) for c in ("live", "batched"))
+    conditions = settings(local, average=name != "ifca", every=2, rounds=2)
+    live, result = (go(COMBINED.get(name) or name, compute=c, **conditions) for c in ("live", "batched"))
     assert_same_run(live, result, TOLERANCE)
-    said = [note for note in result.summary["notes"] if "compute=batched" in note]
-    assert len(said) == (name in LIVE)
+    notes = [note for note in result.summary["notes"] if "compute=batched" in note]
+    assert len(notes) == (name in LIVE)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedcm", "afl"])
@@ -99,11 +99,11 @@ def test_what_is_evaluated_changes_no_bit(name: str) -> None:
 @pytest.mark.parametrize("name", ["scaffold", "feddyn", "fedsplit", "feddc", "fedper", "feddyn+prox"])
 def test_affine_corrections_are_folded_into_the_step(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients of one size have a common rule, whose steps need no gradients."""
-    same = settings("plain", federation=classes((8, 8, 8, 8)))
-    method = BOTH.get(name) or make(name)
-    reference = go(method, **same)
+    conditions = settings("plain", federation=classes((8, 8, 8, 8)))
+    method = COMBINED.get(name) or make(name)
+    reference = go(method, **conditions)
     monkeypatch.setattr(_Block, "lockstep", None)
-    assert_same_run(reference, go(method, compute="batched", **same), TOLERANCE)
+    assert_same_run(reference, go(method, compute="batched", **conditions), TOLERANCE)
 
 
 OTHER_STEPS = {  # and the methods that allow them
@@ -126,17 +126,17 @@ def test_other_steps_are_taken_together(
     """Clients with different numbers of steps have different rates in each of them; FedDyn's α differs, too."""
     changes, names = OTHER_STEPS[local]
     first = [nn.Dropout(dropout)] if dropout else []
-    same = {
+    conditions = {
         "federation": classes(sizes), "local": replace(LOCALS["plain"], **changes), "rounds": 2,
         "model": lambda: fixed(Split(nn.Sequential(*first, nn.Linear(FEATURES, 5), nn.Tanh()), 5)),
     }  # fmt: skip
     names = [name for name in names if name != "feddyn" or len({*sizes}) == 1]
-    live = [go(name, **same) for name in names]
+    live = [go(name, **conditions) for name in names]
     monkeypatch.setattr("fedloom.compute.cohort.descent.best_window", lambda *a: 100 * (local == "cosine"))
     monkeypatch.setattr("fedloom.compute.cohort.net.has_fused_steps", lambda theta: not dropout)  # a GPU has none
     monkeypatch.setattr(_Block, "lockstep", None)
     for name, expected in zip(names, live, strict=True):
-        assert_same_run(expected, go(name, compute="batched", **same), 1e-10)
+        assert_same_run(expected, go(name, compute="batched", **conditions), 1e-10)
 
 
 @pytest.mark.parametrize("window", [8, 100, 0])
@@ -144,14 +144,18 @@ def test_other_steps_are_taken_together(
 def test_first_layers_may_be_factored(name: str, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedloom.compute.cohort.descent.best_window", lambda *a: window)
     for average in (True, False):
-        same = settings("plain", average)
-        assert_same_run(go(name, **same), go(name, compute="batched", **same), TOLERANCE)
+        conditions = settings("plain", average)
+        assert_same_run(go(name, **conditions), go(name, compute="batched", **conditions), TOLERANCE)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "ditto", "moon", "fedntd"])
 def test_dropout_draws_as_in_a_live_module(name: str) -> None:
-    same = {"federation": classes((6, 9, 11), shape=IMAGE), "model": images("group", 0.5), "local": LOCALS["plain"]}
-    assert_same_run(go(name, **same), go(name, compute="batched", **same), TOLERANCE)
+    conditions = {
+        "federation": classes((6, 9, 11), shape=IMAGE),
+        "model": images("group", 0.5),
+        "local": LOCALS["plain"],
+    }
+    assert_same_run(go(name, **conditions), go(name, compute="batched", **conditions), TOLERANCE)
 
 
 def test_single_precision_stays_close() -> None:
@@ -161,18 +165,18 @@ def test_single_precision_stays_close() -> None:
 
 
 def test_models_with_statistics_run_live_and_it_is_said_once() -> None:
-    same = {"federation": classes((6, 9, 11), shape=IMAGE), "model": images("batch"), "local": LOCALS["plain"]}
-    result = go(compute="batched", **same)
-    assert_same_run(go(**same), result)
-    said = [note for note in result.summary["notes"] if "compute=batched" in note]
-    assert said == ["compute=batched stepped clients one by one: the model keeps a buffer, 'body.1.running_mean'."]
+    conditions = {"federation": classes((6, 9, 11), shape=IMAGE), "model": images("batch"), "local": LOCALS["plain"]}
+    result = go(compute="batched", **conditions)
+    assert_same_run(go(**conditions), result)
+    notes = [note for note in result.summary["notes"] if "compute=batched" in note]
+    assert notes == ["compute=batched stepped clients one by one: the model keeps a buffer, 'body.1.running_mean'."]
 
 
 def test_of_auto_it_is_said_where_a_small_model_stands_against_it() -> None:
-    same = {"federation": classes((6, 9, 11), shape=IMAGE), "local": LOCALS["plain"], "compute": "auto"}
-    said = "compute=auto stepped clients one by one: the model keeps a buffer, 'body.1.running_mean'."
-    assert go(model=images("batch"), **same).summary["notes"] == [said]
-    assert not go(model=images("group"), **same).summary["notes"]
+    conditions = {"federation": classes((6, 9, 11), shape=IMAGE), "local": LOCALS["plain"], "compute": "auto"}
+    sentence = "compute=auto stepped clients one by one: the model keeps a buffer, 'body.1.running_mean'."
+    assert go(model=images("batch"), **conditions).summary["notes"] == [sentence]
+    assert not go(model=images("group"), **conditions).summary["notes"]
     assert not go("per_fedavg", compute="auto", **settings("plain")).summary["notes"]  # due to the method
     plan = _plan(model=lambda: nn.Sequential(nn.Linear(4, 2000), nn.BatchNorm1d(2000), nn.Linear(2000, 2000)))
     assert reason_against_batched(plan)
@@ -183,9 +187,9 @@ def test_a_client_that_diverges_is_named_and_the_others_go_on() -> None:
     data = classes((7, 12, 5, 9))
     data.train.arrays.x[data.train.index[2][0]] = float("inf")
     for average in (True, False):
-        same = settings("plain", average, federation=data, drop_rate=0.0, rounds=2)
-        same["evaluation"] = Evaluation(what=("average",) if average else ())
-        reference, result = go(**same), go(compute="batched", **same)
+        conditions = settings("plain", average, federation=data, drop_rate=0.0, rounds=2)
+        conditions["evaluation"] = Evaluation(what=("average",) if average else ())
+        reference, result = go(**conditions), go(compute="batched", **conditions)
         assert [(f.round, f.client, f.kind) for f in result.failures] == [(t, 2, "diverged") for t in (0, 1)]
         assert_same_run(reference, result, TOLERANCE)
 
@@ -213,10 +217,10 @@ def test_a_client_that_fails_at_its_end_is_named_and_the_others_go_on(
 ) -> None:
     finish = ClientWork.finish
 
-    def stumble(self: ClientWork, *given: Any) -> Any:
+    def stumble(self: ClientWork, *args: Any) -> Any:
         if self.client == 2:
             raise ValueError("stumbled")
-        return finish(self, *given)
+        return finish(self, *args)
 
     monkeypatch.setattr(ClientWork, "finish", stumble)
     reference, result = (
@@ -260,16 +264,16 @@ def _plan(name: str | Method = "fedavg", **changes: Any) -> Any:
 
 
 def test_a_client_that_kills_its_worker_is_found_in_its_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, begin = os.getpid(), Scaffold.begin
+    parent, begin = os.getpid(), Scaffold.begin
 
     def die(self: Scaffold, ctx: Any) -> Any:
-        if ctx.steps == 4 and os.getpid() != ours:
+        if ctx.steps == 4 and os.getpid() != parent:
             os.kill(os.getpid(), signal.SIGKILL)
         return begin(self, ctx)
 
     monkeypatch.setattr(Scaffold, "begin", die)
-    same = {"local": Local(epochs=1, batch_size=4, lr=0.2), "rounds": 1}
-    result = go("scaffold", compute="batched", engine="processes", engine_settings={"workers": 2}, **same)
+    conditions = {"local": Local(epochs=1, batch_size=4, lr=0.2), "rounds": 1}
+    result = go("scaffold", compute="batched", engine="processes", engine_settings={"workers": 2}, **conditions)
     assert [(f.client, f.kind) for f in result.failures] == [(SIZES.index(16), "died")]
     assert len(result.snapshot.store) == len(SIZES) - 1
 
@@ -290,12 +294,12 @@ def test_pairs_of_models_are_stepped_in_one_pass(
 ) -> None:
     """With the first layer's weights, and with their coordinates only."""
     local = Local(epochs=2, batch_size=4, lr=0.1, weight_decay=0.05, momentum=momentum)
-    same = settings("plain") | {"local": local}
-    reference = go(paired(name), **same)
+    conditions = settings("plain") | {"local": local}
+    reference = go(paired(name), **conditions)
     monkeypatch.setattr("fedloom.compute.cohort.coordinates.GAIN", gain)
     monkeypatch.setattr("fedloom.compute.plain.has_separate_rounds", lambda plan: False)
     monkeypatch.setattr(_Block, "lockstep", None)
-    assert_same_run(reference, go(paired(name), compute="batched", **same), TOLERANCE)
+    assert_same_run(reference, go(paired(name), compute="batched", **conditions), TOLERANCE)
 
 
 @pytest.mark.parametrize("samples", [4, 9])
@@ -304,21 +308,21 @@ def test_first_layers_of_pairs_have_coordinates_on_one_or_more_batches(
     name: str, samples: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Clients of different sizes leave the block at different steps, in the middle of a window or at its end."""
-    same = settings("plain") | {"local": Local(epochs=2, batch_size=4, lr=0.1, weight_decay=0.05)}
-    reference = go(paired(name), **same)
+    conditions = settings("plain") | {"local": Local(epochs=2, batch_size=4, lr=0.1, weight_decay=0.05)}
+    reference = go(paired(name), **conditions)
     monkeypatch.setattr("fedloom.compute.paired.coordinates", lambda *args: samples)
     monkeypatch.setattr(_Block, "lockstep", None)
     monkeypatch.setattr("fedloom.compute.plain.has_separate_rounds", lambda plan: False)
-    assert_same_run(reference, go(paired(name), compute="batched", **same), TOLERANCE)
+    assert_same_run(reference, go(paired(name), compute="batched", **conditions), TOLERANCE)
 
 
 def test_the_first_layer_has_coordinates_on_few_samples_or_on_batches_with_several_gradients() -> None:
     model = models.make("mlp", classes=10, inputs=(784,), hidden=(200,))
 
-    def found(samples: int, batch: int, passes: int) -> int:
+    def count(samples: int, batch: int, passes: int) -> int:
         return coordinates(model, Layout.of(model), samples, batch, passes)
 
-    assert (found(96, 10, 1), found(480, 10, 1), found(480, 10, 5), found(480, 480, 5)) == (96, 0, 10, 0)
+    assert (count(96, 10, 1), count(480, 10, 1), count(480, 10, 5), count(480, 480, 5)) == (96, 0, 10, 0)
     assert Batched(_plan(paired("pfedme"))).samples == 0  # wide batches of few features
     convolution = models.make("two_cnn", classes=10, inputs=(1, 28, 28))
     assert coordinates(convolution, Layout.of(convolution), 20, 10, 5) == 0
@@ -333,12 +337,12 @@ def test_independent_pairs_descend_one_after_the_other(
     """The drift corrects w alone, and v is pulled to θ, from where it was after its last round."""
     drifts = {"none": Drift(), "scaffold": Scaffold(), "feddyn": FedDynDrift(0.1)}
     method = Method("d", (CrossEntropy(),), drifts[drift], Ditto(0.7))
-    same = settings(local, federation=classes((8, 8, 8, 8)))
-    reference = go(method, **same)
+    conditions = settings(local, federation=classes((8, 8, 8, 8)))
+    reference = go(method, **conditions)
     monkeypatch.setattr("fedloom.compute.cohort.descent.best_window", lambda *a: window)
-    for other in ("lockstep", "paired_rounds"):
-        monkeypatch.setattr(_Block, other, None)
-    assert_same_run(reference, go(method, compute="batched", **same), TOLERANCE)
+    for attribute in ("lockstep", "paired_rounds"):
+        monkeypatch.setattr(_Block, attribute, None)
+    assert_same_run(reference, go(method, compute="batched", **conditions), TOLERANCE)
 
 
 def test_pairs_are_independent_only_where_the_part_itself_says_so() -> None:
@@ -369,12 +373,12 @@ def test_a_first_layer_without_a_bias_has_coordinates_too(name: str, monkeypatch
         layers = nn.Linear(FEATURES, 4, bias=False), nn.Tanh(), nn.Linear(4, CLASSES, bias=False)
         return fixed(nn.Sequential(*layers), 3)
 
-    same = {"federation": classes((1, 1, 1)), "model": model, "local": Local(epochs=2, lr=0.1)}
-    reference = go(paired(name), **same)
+    conditions = {"federation": classes((1, 1, 1)), "model": model, "local": Local(epochs=2, lr=0.1)}
+    reference = go(paired(name), **conditions)
     monkeypatch.setattr("fedloom.compute.cohort.coordinates.GAIN", 1)
-    assert Batched(_plan(paired(name), **same)).pairs.first is not None
+    assert Batched(_plan(paired(name), **conditions)).pairs.first is not None
     monkeypatch.setattr(_Block, "lockstep", None)
-    assert_same_run(reference, go(paired(name), compute="batched", **same), TOLERANCE)
+    assert_same_run(reference, go(paired(name), compute="batched", **conditions), TOLERANCE)
 
 
 @pytest.mark.parametrize("largest", [0, 150_000])
@@ -386,8 +390,8 @@ def test_large_pairs_whose_vectors_are_explicit_go_in_lockstep(largest: int, mon
 def test_pairs_draw_dropout_and_name_clients_that_diverge() -> None:
     data = classes((6, 9, 11), shape=IMAGE)
     data.train.arrays.x[data.train.index[1][0]] = float("inf")
-    same = {"federation": data, "model": images("group", 0.5), "local": LOCALS["plain"], "rounds": 2}
+    conditions = {"federation": data, "model": images("group", 0.5), "local": LOCALS["plain"], "rounds": 2}
     for name in ("superfed_lm", "ditto"):
-        reference, result = go(name, **same), go(name, compute="batched", **same)
+        reference, result = go(name, **conditions), go(name, compute="batched", **conditions)
         assert [(f.client, f.kind) for f in result.failures] == [(1, "diverged")] * 2
         assert_same_run(reference, result, TOLERANCE)

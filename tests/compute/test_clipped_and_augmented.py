@@ -101,7 +101,7 @@ def _no_lockstep(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedloom.rounds.aggregate.SHARE", 2)
 
 
-def both(name: str, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+def assert_computes_agree(name: str, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
     """Live and batched rounds agree, and the batched ones need no lockstep."""
     changes = {"rounds": 3, "seed": 5} | changes
     reference = go(METHODS[name], **changes)
@@ -114,7 +114,7 @@ def both(name: str, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
 @pytest.mark.parametrize("local", [name for name in LOCALS if name != "no clip"])
 @pytest.mark.parametrize("name", METHODS)
 def test_corrected_gradients_are_clipped_in_one_pass(name: str, local: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    both(name, monkeypatch, local=LOCALS[local], federation=classes(SIZES))
+    assert_computes_agree(name, monkeypatch, local=LOCALS[local], federation=classes(SIZES))
 
 
 @pytest.mark.usefixtures("_no_lockstep")
@@ -123,13 +123,13 @@ def test_corrected_gradients_are_clipped_in_one_pass(name: str, local: str, monk
 def test_first_layers_may_be_factored_with_a_clip(name: str, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     step, factors = Clipped.step, list[Tensor]()
 
-    def noted(layer: Clipped, factor: Tensor) -> None:
+    def record_step(layer: Clipped, factor: Tensor) -> None:
         factors.append(factor)
         step(layer, factor)
 
     monkeypatch.setattr("fedloom.compute.cohort.descent.best_window", lambda *a: window)
-    monkeypatch.setattr(Clipped, "step", noted)
-    both(name, monkeypatch, local=LOCALS["clip, decay"], federation=classes(SIZES))
+    monkeypatch.setattr(Clipped, "step", record_step)
+    assert_computes_agree(name, monkeypatch, local=LOCALS["clip, decay"], federation=classes(SIZES))
     assert torch.cat(factors).min() < 1
 
 
@@ -141,16 +141,16 @@ def test_inputs_are_augmented_as_a_live_client_draws(
     sizes: tuple[int, ...], name: str, local: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The draws of a client's step are its own, whoever is trained beside it; padding is not augmented."""
-    same = {"federation": classes(sizes, shape=IMAGE), "model": images("group"), "augment": (Shaken(),)}
-    both(name, monkeypatch, local=LOCALS[local], **same)
+    settings = {"federation": classes(sizes, shape=IMAGE), "model": images("group"), "augment": (Shaken(),)}
+    assert_computes_agree(name, monkeypatch, local=LOCALS[local], **settings)
 
 
 def test_a_client_whose_gradient_is_not_finite_is_left_out_alone() -> None:
     """The norm of one client is no other's."""
-    given = classes(SIZES)
-    rows = given.train.index[1]
-    given.train.arrays.x[torch.from_numpy(rows)] *= 1e308
-    settings: dict[str, Any] = {"local": LOCALS["clip"], "rounds": 2, "federation": given}
+    federation = classes(SIZES)
+    rows = federation.train.index[1]
+    federation.train.arrays.x[torch.from_numpy(rows)] *= 1e308
+    settings: dict[str, Any] = {"local": LOCALS["clip"], "rounds": 2, "federation": federation}
     reference, batched = (
         go("fedavg", **settings),
         go("fedavg", compute="batched", compute_settings=ONE_BLOCK, **settings),
@@ -169,15 +169,15 @@ def shrinking_net() -> nn.Module:
 @pytest.mark.parametrize("change", [Centred(), Smaller()])
 def test_a_mini_batch_may_be_augmented_as_a_whole(change: Augmentation, monkeypatch: pytest.MonkeyPatch) -> None:
     """No image depends on those of another client, and inputs may change their shape."""
-    same: dict[str, Any] = {"federation": classes((7, 12, 5, 9), shape=IMAGE), "model": shrinking_net}
-    both("fedavg", monkeypatch, local=LOCALS["no clip"], augment=(change,), **same)
+    settings: dict[str, Any] = {"federation": classes((7, 12, 5, 9), shape=IMAGE), "model": shrinking_net}
+    assert_computes_agree("fedavg", monkeypatch, local=LOCALS["no clip"], augment=(change,), **settings)
 
 
 @pytest.mark.usefixtures("_no_lockstep")
 def test_a_client_whose_images_cannot_be_augmented_is_left_out_alone() -> None:
-    given = classes(SIZES, shape=IMAGE)
-    given.train.arrays.x[torch.from_numpy(given.train.index[1])] += 100
-    settings: dict[str, Any] = {"federation": given, "model": shrinking_net, "augment": (Strict(),), "rounds": 2}
+    federation = classes(SIZES, shape=IMAGE)
+    federation.train.arrays.x[torch.from_numpy(federation.train.index[1])] += 100
+    settings: dict[str, Any] = {"federation": federation, "model": shrinking_net, "augment": (Strict(),), "rounds": 2}
     reference, batched = (
         go("fedavg", **settings),
         go("fedavg", compute="batched", compute_settings=ONE_BLOCK, **settings),
@@ -187,33 +187,37 @@ def test_a_client_whose_images_cannot_be_augmented_is_left_out_alone() -> None:
 
 
 def test_mini_batches_of_different_sizes_are_trained_live_and_it_is_said() -> None:
-    same: dict[str, Any] = {"federation": classes(SIZES, shape=IMAGE), "model": shrinking_net}
+    settings: dict[str, Any] = {"federation": classes(SIZES, shape=IMAGE), "model": shrinking_net}
     for name in ("fedavg", "ditto"):
-        reference = go(name, augment=(OfAnySize(),), **same)
-        with pytest.warns(UserWarning, match=r"clients are not stepped in one pass, .* to be equal size") as said:
-            batched = go(name, augment=(OfAnySize(),), compute="batched", compute_settings=ONE_BLOCK, **same)
-        assert len(said) == 1
+        reference = go(name, augment=(OfAnySize(),), **settings)
+        with pytest.warns(UserWarning, match=r"clients are not stepped in one pass, .* to be equal size") as warnings:
+            batched = go(name, augment=(OfAnySize(),), compute="batched", compute_settings=ONE_BLOCK, **settings)
+        assert len(warnings) == 1
         assert not reference.failures
         assert_same_run(reference, batched, TOLERANCE)
 
 
 def test_a_fault_of_augmented_blocks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lockstep gives the right numbers, so that only the time would tell."""
-    same: dict[str, Any] = {"federation": classes(SIZES, shape=IMAGE), "model": shrinking_net, "augment": (Centred(),)}
-    reference = go("fedavg", **same)
+    conditions: dict[str, Any] = {
+        "federation": classes(SIZES, shape=IMAGE),
+        "model": shrinking_net,
+        "augment": (Centred(),),
+    }
+    reference = go("fedavg", **conditions)
 
     def faulty(*args: Any, **settings: Any) -> Any:
         raise RuntimeError("a fault of ours")
 
     monkeypatch.setattr("fedloom.compute.batched.train", faulty)
     with pytest.warns(UserWarning, match=r"clients are not stepped in one pass, which is slower: a fault of ours\."):
-        batched = go("fedavg", compute="batched", compute_settings=ONE_BLOCK, **same)
+        batched = go("fedavg", compute="batched", compute_settings=ONE_BLOCK, **conditions)
     assert_same_run(reference, batched, TOLERANCE)
 
 
 @pytest.mark.parametrize("compute", ["live", "batched"])
 @pytest.mark.parametrize(
-    ("change", "made"),
+    ("change", "value"),
     [
         (Tensor.float, r"a Tensor of shape \[4, 2, 5, 5\], torch.float32 on cpu,"),
         (lambda x: x[1:], r"a Tensor of shape \[3, 2, 5, 5\], torch.float64 on cpu,"),
@@ -224,21 +228,24 @@ def test_a_fault_of_augmented_blocks_is_said(monkeypatch: pytest.MonkeyPatch) ->
 )
 @pytest.mark.parametrize("name", ["fedavg", "ditto"])
 def test_an_augmentation_returns_as_many_images_of_the_same_type(
-    name: str, change: Callable[[torch.Tensor], Any], made: str, compute: str
+    name: str, change: Callable[[torch.Tensor], Any], value: str, compute: str
 ) -> None:
-    given, wanted = r"images of shape \[4, 2, 5, 5\], torch.float64 on cpu", r"as many images \[N, C, H, W\]"
-    sentence = f"augmentation 'changed' returned {made} for {given}; it must return {wanted} of the same type"
-    same: dict[str, Any] = {"federation": classes(SIZES, shape=IMAGE), "model": shrinking_net}
+    batch = r"images of shape \[4, 2, 5, 5\], torch.float64 on cpu"
+    sentence = (
+        f"augmentation 'changed' returned {value} for {batch}; it must return as many images "
+        r"\[N, C, H, W\] of the same type"
+    )
+    settings: dict[str, Any] = {"federation": classes(SIZES, shape=IMAGE), "model": shrinking_net}
     with pytest.raises(ClientError, match=sentence):
-        go(name, compute=compute, augment=(Changed(change),), **same)
+        go(name, compute=compute, augment=(Changed(change),), **settings)
 
 
 @pytest.mark.parametrize("compute", ["live", "batched"])
 @pytest.mark.parametrize("name", ["fedavg", "ditto"])
 def test_images_that_the_model_cannot_take_fail_at_every_client(name: str, compute: str) -> None:
-    same: dict[str, Any] = {"federation": classes(SIZES, shape=IMAGE), "model": images("group")}
+    settings: dict[str, Any] = {"federation": classes(SIZES, shape=IMAGE), "model": images("group")}
     with pytest.raises(ClientError, match="every client of the round failed"):
-        go(name, compute=compute, augment=(Smaller(),), **same)
+        go(name, compute=compute, augment=(Smaller(),), **settings)
 
 
 class Largest(TorchDispatchMode):
@@ -247,12 +254,14 @@ class Largest(TorchDispatchMode):
     size = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        given = {one.untyped_storage().data_ptr() for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)}
-        for one in tree_leaves(made):
-            if isinstance(one, Tensor) and one.untyped_storage().data_ptr() not in given:
-                self.size = max(self.size, one.numel())
-        return made
+        outputs = func(*args, **(kwargs or {}))
+        storages = {
+            leaf.untyped_storage().data_ptr() for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)
+        }
+        for leaf in tree_leaves(outputs):
+            if isinstance(leaf, Tensor) and leaf.untyped_storage().data_ptr() not in storages:
+                self.size = max(self.size, leaf.numel())
+        return outputs
 
 
 @pytest.mark.parametrize("augment", [(), (Shaken(),)], ids=["as they are", "augmented"])
@@ -261,16 +270,16 @@ def test_samples_stay_in_their_data_set_until_a_step_needs_them(
     clip: float | None, augment: tuple[Augmentation, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A copy of all of a client's samples may be larger than everything else."""
-    given, seen, summed = classes((400,), shape=IMAGE), Largest(), _Block.direct_fold
+    federation, largest, direct_fold = classes((400,), shape=IMAGE), Largest(), _Block.direct_fold
 
-    def watched(block: _Block, weights: np.ndarray) -> Any:
-        with seen:
-            return summed(block, weights)
+    def measure(block: _Block, weights: np.ndarray) -> Any:
+        with largest:
+            return direct_fold(block, weights)
 
-    monkeypatch.setattr(_Block, "direct_fold", watched)
-    same: dict[str, Any] = {"federation": given, "model": images("group"), "augment": augment, "rounds": 1}
-    go("fedavg", compute="batched", local=Local(batch_size=4, lr=0.1, clip=clip), **same)
-    assert 0 < seen.size < given.train.arrays.x.numel() / 4
+    monkeypatch.setattr(_Block, "direct_fold", measure)
+    settings: dict[str, Any] = {"federation": federation, "model": images("group"), "augment": augment, "rounds": 1}
+    go("fedavg", compute="batched", local=Local(batch_size=4, lr=0.1, clip=clip), **settings)
+    assert 0 < largest.size < federation.train.arrays.x.numel() / 4
 
 
 def test_many_steps_are_augmented_at_once_where_memory_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,18 +288,18 @@ def test_many_steps_are_augmented_at_once_where_memory_is_large(monkeypatch: pyt
     batches = [[draw.integers(0, 9, 3), draw.integers(0, 9, 2)], [draw.integers(9, 20, 3)]]
     schedule = BatchSchedule.of(batches)
     x = torch.randn(2, schedule.rows.shape[1], 5)
-    asked: list[tuple[range, int]] = []
+    calls: list[tuple[range, int]] = []
 
-    def change(given: torch.Tensor, steps: range) -> torch.Tensor:
-        asked.append((steps, len(given)))
-        return -given
+    def change(values: torch.Tensor, steps: range) -> torch.Tensor:
+        calls.append((steps, len(values)))
+        return -values
 
     one_by_one = [*inputs(schedule, x, change)]
-    assert asked == [(range(1), 6), (range(1, 2), 2)]
-    asked.clear()
+    assert calls == [(range(1), 6), (range(1, 2), 2)]
+    calls.clear()
     monkeypatch.setattr(schedules, "steps_ahead", lambda x, places: 2)
     together = [*inputs(schedule, x, change)]
-    assert asked == [(range(2), 8)]
+    assert calls == [(range(2), 8)]
     for a, b, plain in zip(one_by_one, together, inputs(schedule, x), strict=True):
         assert torch.equal(a, b)
         assert torch.equal(a, -plain)

@@ -54,8 +54,8 @@ def check(model: nn.Module, x: Tensor, outputs: str = "logits", counts: tuple[in
     before = x.clone()
     for count in counts:  # again, and for the first clients alone
         part = x[:count]
-        made = net.forward(part)
-        tests = [torch.randn_like(each) for each in made]
+        results = net.forward(part)
+        tests = [torch.randn_like(result) for result in results]
         for client, rows in enumerate(ROWS[:count]):
             for test in tests:
                 test[client, rows:] = 0
@@ -65,16 +65,16 @@ def check(model: nn.Module, x: Tensor, outputs: str = "logits", counts: tuple[in
             parameter.grad.zero_()
         net.backward(*tests)
         for client, rows in enumerate(ROWS[:count]):
-            own = net.theta[client].clone().requires_grad_()
-            named = {f"model.{k}": v for k, v in layout.named(own, none).items()}
-            alone = functional_call(Answers(model, outputs), named, (x[client, :rows],))
-            for a, b in zip(made, alone, strict=True):
+            weights = net.theta[client].clone().requires_grad_()
+            tensors = {f"model.{k}": v for k, v in layout.named(weights, none).items()}
+            alone = functional_call(Answers(model, outputs), tensors, (x[client, :rows],))
+            for a, b in zip(results, alone, strict=True):
                 assert_close(a[client, :rows], b, "output")
             value = sum((a * test[client, :rows]).sum() for a, test in zip(alone, tests, strict=True))
-            (expected,) = torch.autograd.grad(value, own)  # type: ignore[arg-type]
+            (expected,) = torch.autograd.grad(value, weights)  # type: ignore[arg-type]
             for leaf, a, b in zip(
                 layout.parameters,
-                *(v.split([each.size for each in layout.parameters]) for v in (net.grad[client], expected)),
+                *(v.split([leaf.size for leaf in layout.parameters]) for v in (net.grad[client], expected)),
                 strict=True,
             ):
                 assert_close(a, b, leaf.name, float(expected.abs().max()) / 10)
@@ -156,12 +156,12 @@ def test_first_layers(name: str) -> None:
 @pytest.mark.parametrize("many", [0, 32], ids=["unfolded", "grouped"])
 def test_convolutions_in_groups_of_clients(name: str, first: bool, many: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, where the kernels of all clients are one call; first layers of few channels are unfolded."""
-    asked: list[int] = []
+    calls: list[int] = []
     monkeypatch.setattr(convolution, "SMALL", 0)
     monkeypatch.setattr(convolution, "MANY", many)
-    monkeypatch.setattr(convolution, "is_on_gpu", lambda x: asked.append(len(x)) or True)
+    monkeypatch.setattr(convolution, "is_on_gpu", lambda x: calls.append(len(x)) or True)
     test_first_layers(name) if first else test_layers(name, torch.float64)
-    assert asked
+    assert calls
 
 
 def test_means_of_whole_planes_on_a_gpu_have_the_form_of_windows() -> None:
@@ -240,10 +240,10 @@ def test_dropout_draws_as_each_client_alone_would(p: float) -> None:
     net.backward(torch.ones_like(passes[1]))
     for client, rows in enumerate(ROWS):
         torch.manual_seed(client)
-        for made in passes:
+        for result in passes:
             model.zero_grad()
             alone = model(x[client, :rows])
-            torch.testing.assert_close(made[client, :rows], alone, rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(result[client, :rows], alone, rtol=1e-12, atol=1e-12)
             alone.sum().backward()
         expected = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
         if rows == max(ROWS):

@@ -75,7 +75,7 @@ class Case:
 
     def expected(self) -> tuple[Tensor, Tensor]:
         """The clients' models and mean losses, in the order of the schedule."""
-        made, losses = [], []
+        vectors, losses = [], []
         for row, client in enumerate(self.schedule.order):
             self.layout.write(self.model, self.theta, self.theta[:0])
             optimiser = torch.optim.SGD(
@@ -89,9 +89,9 @@ class Case:
                 total += float(loss.detach()) / len(self.batches[client])
                 self._correct(row)
                 optimiser.step()
-            made.append(self.layout.read(self.model)[0])
+            vectors.append(self.layout.read(self.model)[0])
             losses.append(total)
-        return torch.stack(made), torch.tensor(losses, dtype=torch.float64)
+        return torch.stack(vectors), torch.tensor(losses, dtype=torch.float64)
 
     def _correct(self, row: int) -> None:
         """Make h = a·g + b·w + k of the module's gradients, and clip it."""
@@ -113,13 +113,13 @@ class Case:
         net = CohortNet(self.model, self.layout, len(self.batches) + 1)
         rows = self.schedule.rows
         p = torch.tensor([0.1, 0.4, 0.3, 0.2], dtype=torch.float64)[: len(self.batches)]
-        done = train(net, self.theta, self.schedule, self.x[rows], self.y[rows], self.rule, window=window)
-        torch.testing.assert_close(done.losses, losses, rtol=1e-10, atol=1e-12)
-        torch.testing.assert_close(done.mixed_update(p), p @ (self.theta - expected), rtol=1e-9, atol=1e-11)
-        torch.testing.assert_close(done.models(), expected, rtol=1e-9, atol=1e-11)
-        torch.testing.assert_close(done.mixed_update(p), p @ (self.theta - expected), rtol=1e-9, atol=1e-11)
+        cohort = train(net, self.theta, self.schedule, self.x[rows], self.y[rows], self.rule, window=window)
+        torch.testing.assert_close(cohort.losses, losses, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(cohort.mixed_update(p), p @ (self.theta - expected), rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(cohort.models(), expected, rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(cohort.mixed_update(p), p @ (self.theta - expected), rtol=1e-9, atol=1e-11)
         assert (expected - self.theta).abs().max() > 1e-3
-        return done
+        return cohort
 
 
 def model(name: str) -> nn.Module:
@@ -183,8 +183,8 @@ class HeadFirst(nn.Module):
 def test_with_a_clip_only_a_layer_whose_weight_comes_first_is_factored() -> None:
     torch.manual_seed(0)
     for net, comes_first in ((HeadFirst(), False), (model("mlp"), True)):
-        done = Case(net, LOCALS["epochs"], CLIPPED["pull"]).check(max(SIZES))
-        assert isinstance(done.first, Clipped) is comes_first
+        cohort = Case(net, LOCALS["epochs"], CLIPPED["pull"]).check(max(SIZES))
+        assert isinstance(cohort.first, Clipped) is comes_first
 
 
 def test_parameters_that_no_loss_reaches_decay_as_the_others_do() -> None:
@@ -194,12 +194,12 @@ def test_parameters_that_no_loss_reaches_decay_as_the_others_do() -> None:
     expected, _ = case.expected()
     place = CohortNet(case.model, case.layout, 1).place("idle.weight")
     rows = case.schedule.rows
-    done = train(CohortNet(net, case.layout, 4), case.theta, case.schedule, case.x[rows], case.y[rows], case.rule)
-    kept = (1 - LR * 0.3) ** torch.from_numpy(case.schedule.steps).double()[:, None]
-    torch.testing.assert_close(done.models()[:, place], kept * case.theta[place], rtol=1e-12, atol=0)
-    others = torch.ones(case.layout.size, dtype=torch.bool)
-    others[-6:] = False  # PyTorch's optimiser skips parameters without a gradient
-    torch.testing.assert_close(done.models()[:, others], expected[:, others], rtol=1e-9, atol=1e-11)
+    cohort = train(CohortNet(net, case.layout, 4), case.theta, case.schedule, case.x[rows], case.y[rows], case.rule)
+    decay = (1 - LR * 0.3) ** torch.from_numpy(case.schedule.steps).double()[:, None]
+    torch.testing.assert_close(cohort.models()[:, place], decay * case.theta[place], rtol=1e-12, atol=0)
+    has_gradient = torch.ones(case.layout.size, dtype=torch.bool)
+    has_gradient[-6:] = False  # PyTorch's optimiser skips parameters without a gradient
+    torch.testing.assert_close(cohort.models()[:, has_gradient], expected[:, has_gradient], rtol=1e-9, atol=1e-11)
 
 
 def test_dropout_draws_for_each_client_from_its_own_generator() -> None:
@@ -207,13 +207,13 @@ def test_dropout_draws_for_each_client_from_its_own_generator() -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(12, 6), nn.Dropout(0.5), nn.Linear(6, CLASSES))
     case = Case(net, Local(steps=3, batch_size=0), {})
     rows = case.schedule.rows
-    made = []
+    vectors = []
     for seed in (0, 0, 9):
-        own = [keys(3, torch.Generator().manual_seed(seed + i)) for i in range(len(SIZES))]
-        args = (case.theta, case.schedule, case.x[rows], case.y[rows], case.rule, torch.stack(own, 1)[:, None])
-        made.append(train(CohortNet(net, case.layout, len(SIZES)), *args).models().clone())
-    assert torch.equal(made[0], made[1])
-    assert (made[0] - made[2]).abs().max() > 1e-3
+        streams = [keys(3, torch.Generator().manual_seed(seed + i)) for i in range(len(SIZES))]
+        args = (case.theta, case.schedule, case.x[rows], case.y[rows], case.rule, torch.stack(streams, 1)[:, None])
+        vectors.append(train(CohortNet(net, case.layout, len(SIZES)), *args).models().clone())
+    assert torch.equal(vectors[0], vectors[1])
+    assert (vectors[0] - vectors[2]).abs().max() > 1e-3
     alone = []
     keyed(net)
     for row, client in enumerate(case.schedule.order):
@@ -225,7 +225,7 @@ def test_dropout_draws_for_each_client_from_its_own_generator() -> None:
             nn.functional.cross_entropy(net(case.x[batch]), case.y[batch]).backward()
             optimiser.step()
         alone.append(case.layout.read(net)[0])
-    torch.testing.assert_close(made[0], torch.stack(alone), rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(vectors[0], torch.stack(alone), rtol=1e-9, atol=1e-11)
 
 
 def test_the_closed_form_of_the_cross_entropy() -> None:
@@ -233,8 +233,8 @@ def test_the_closed_form_of_the_cross_entropy() -> None:
     logits = torch.randn(2, 3, 4, 5, dtype=torch.float64, requires_grad=True)
     labels = torch.randint(5, (2, 3, 4))
     weights = torch.tensor([[0.5, 0.5, 0.0], [0.2, 0.3, 0.5]], dtype=torch.float64)
-    each = nn.functional.cross_entropy(logits.flatten(0, 2), labels.flatten(), reduction="none").view(2, 3, 4)
-    expected = (each.mean(2) * weights).sum(1)
+    entropies = nn.functional.cross_entropy(logits.flatten(0, 2), labels.flatten(), reduction="none").view(2, 3, 4)
+    expected = (entropies.mean(2) * weights).sum(1)
     losses, grad = cross_entropy(logits.detach(), labels, weights)
     torch.testing.assert_close(losses, expected.detach(), rtol=1e-12, atol=0)
     torch.testing.assert_close(grad, torch.autograd.grad(expected.sum(), logits)[0], rtol=1e-12, atol=1e-15)

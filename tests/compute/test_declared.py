@@ -181,9 +181,9 @@ OWN = {
 
 @pytest.mark.parametrize("name", OWN)
 def test_own_parts_step_as_in_the_live_compute(name: str) -> None:
-    same = {"federation": classes(EQUAL), "local": LOCAL, "seed": 4, "rounds": 4}
+    settings = {"federation": classes(EQUAL), "local": LOCAL, "seed": 4, "rounds": 4}
     assert_same_run(
-        go(OWN[name], **same), go(OWN[name], compute="batched", compute_settings={"shares": 1}, **same), 1e-9
+        go(OWN[name], **settings), go(OWN[name], compute="batched", compute_settings={"shares": 1}, **settings), 1e-9
     )
 
 

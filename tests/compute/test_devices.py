@@ -50,15 +50,15 @@ def outcomes(compute: str, *names: str) -> dict[str, Any]:
         pytest.skip("this PyTorch simulates no device written in Python")
     command = [sys.executable, str(TESTS / "helpers" / "pretend_runs.py"), compute, *names]
     env = os.environ | {"PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=TESTS.parent, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout)
+    process = subprocess.run(command, capture_output=True, text=True, env=env, cwd=TESTS.parent, check=False)
+    assert process.returncode == 0, process.stderr[-2000:]
+    return json.loads(process.stdout)
 
 
-def check(found: dict[str, Any]) -> None:
-    misplaced = found.pop(MISPLACED)
+def check(results: dict[str, Any]) -> None:
+    misplaced = results.pop(MISPLACED)
     assert "at least two devices" in misplaced["error"], "a tensor on the host was not noticed"
-    assert {name: one["error"] for name, one in found.items() if one["error"]} == {}
+    assert {name: result["error"] for name, result in results.items() if result["error"]} == {}
 
 
 def check_waits(waits: list[list[Any]]) -> None:
@@ -71,16 +71,16 @@ def check_waits(waits: list[list[Any]]) -> None:
 
 
 def test_methods_with_tensors_of_their_own_keep_to_their_device_and_the_host_waits_for_no_step() -> None:
-    found = outcomes("batched", MISPLACED, "no evaluation", "layers", *OWN_TENSORS)
-    check(found)
-    check_waits(found["no evaluation"]["waits"])
+    results = outcomes("batched", MISPLACED, "no evaluation", "layers", *OWN_TENSORS)
+    check(results)
+    check_waits(results["no evaluation"]["waits"])
 
 
 @pytest.mark.exhaustive
 def test_every_method_and_every_form_of_a_cohort_keeps_to_its_device() -> None:
-    found = outcomes("live")
-    assert set(found) == {*methods.names(), MISPLACED, *CONDITIONS}
-    check(found)
+    results = outcomes("live")
+    assert set(results) == {*methods.names(), MISPLACED, *CONDITIONS}
+    check(results)
     check(outcomes("batched", MISPLACED, *CONDITIONS, *sorted({*KINDS} - LIVE)))
 
 
@@ -100,13 +100,15 @@ def network() -> nn.Module:
 def test_a_gpu_gives_the_cpus_run(name: str, compute: str) -> None:
     everything = Evaluation(what=("global", "clients", "average", "train"))
     settings: dict[str, Any] = {"compute": compute, "evaluation": everything, "cohort": 5}
-    there = go(name, device="cuda", **settings)
-    assert there.snapshot.server.theta.is_cuda
-    here = go(name, **settings)
-    assert_same_records(here.history, there.history, tolerance=1e-5)
-    assert [name for name, _ in leaves(here.snapshot)] == [name for name, _ in leaves(there.snapshot)]
-    for (name, one), (_, other) in zip(leaves(here.snapshot), leaves(there.snapshot), strict=True):
-        torch.testing.assert_close(other.cpu(), one, rtol=0, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+    on_gpu = go(name, device="cuda", **settings)
+    assert on_gpu.snapshot.server.theta.is_cuda
+    on_cpu = go(name, **settings)
+    assert_same_records(on_cpu.history, on_gpu.history, tolerance=1e-5)
+    assert [name for name, _ in leaves(on_cpu.snapshot)] == [name for name, _ in leaves(on_gpu.snapshot)]
+    for (name, expected), (_, value) in zip(leaves(on_cpu.snapshot), leaves(on_gpu.snapshot), strict=True):
+        torch.testing.assert_close(
+            value.cpu(), expected, rtol=0, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 LOCALS = {
@@ -133,15 +135,15 @@ def test_steps_recorded_as_cuda_graphs_have_the_same_bits(
         return make(step, pool)
 
     monkeypatch.setattr(replay, "cuda_graph", graph)
-    there = go(name, **settings)
+    on_gpu = go(name, **settings)
     if len(set(sizes)) == 1:
         assert len(recorded) == 1, "the same step in all rounds, whatever its learning rate"
     else:
         assert len(recorded) > 1 or name == "scaffold", "its clients have different coefficients, and run in lockstep"
     monkeypatch.setattr(descent, "recorder", lambda device: None)
-    assert (theta(there) == theta(go(name, **settings))).all()
-    here = go(name, **settings | {"device": "cpu"})
-    torch.testing.assert_close(torch.from_numpy(theta(there)), torch.from_numpy(theta(here)), rtol=0, atol=1e-9)
+    assert (theta(on_gpu) == theta(go(name, **settings))).all()
+    on_cpu = go(name, **settings | {"device": "cpu"})
+    torch.testing.assert_close(torch.from_numpy(theta(on_gpu)), torch.from_numpy(theta(on_cpu)), rtol=0, atol=1e-9)
 
 
 @cuda
@@ -151,8 +153,8 @@ def test_convolutions_in_single_precision_agree_on_a_gpu(compute: str) -> None:
         "model": network, "federation": classes(shape=(1, 6, 6)), "dtype": "float32", "compute": compute,
         "local": Local(epochs=1, batch_size=4, lr=0.05),
     }  # fmt: skip
-    here, there = go(**settings), go(device="cuda", **settings)
-    torch.testing.assert_close(there.snapshot.server.theta.cpu(), torch.from_numpy(theta(here)), rtol=0, atol=1e-5)
+    on_cpu, on_gpu = go(**settings), go(device="cuda", **settings)
+    torch.testing.assert_close(on_gpu.snapshot.server.theta.cpu(), torch.from_numpy(theta(on_cpu)), rtol=0, atol=1e-5)
 
 
 def pooled() -> nn.Module:
@@ -179,9 +181,12 @@ def test_the_same_seed_gives_the_same_bits_on_a_gpu(compute: str, dtype: str) ->
         first, second = go(**settings), go(**settings)
     assert (theta(first) == theta(second)).all()
     assert_same_records(first.history, second.history)
-    here = go(**settings | {"device": "cpu"})
+    on_cpu = go(**settings | {"device": "cpu"})
     torch.testing.assert_close(
-        torch.from_numpy(theta(first)), torch.from_numpy(theta(here)), rtol=0, atol=1e-4 if dtype == "float32" else 1e-9
+        torch.from_numpy(theta(first)),
+        torch.from_numpy(theta(on_cpu)),
+        rtol=0,
+        atol=1e-4 if dtype == "float32" else 1e-9,
     )
 
 
@@ -190,7 +195,7 @@ def test_the_same_seed_gives_the_same_bits_on_a_gpu(compute: str, dtype: str) ->
 def test_distillation_has_the_same_bits_twice_on_a_gpu(method: Distiller) -> None:
     images = distilling.images()
     first, second = (distill.run(images.experiment(method, epochs=4, seed=3, device="cuda")) for _ in range(2))
-    ends = [[t.cpu() for t in one.model.state_dict().values()] for one in (first, second)]
+    ends = [[t.cpu() for t in result.model.state_dict().values()] for result in (first, second)]
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
     assert next(first.model.parameters()).is_cuda
 

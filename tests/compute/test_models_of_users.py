@@ -118,7 +118,7 @@ def test_a_mask_that_is_not_finite_is_no_state() -> None:
         torch.manual_seed(0)
         runs.append(go(federation=classes((6, 9), shape=(4, 2)), model=lambda stored=stored: Masked(stored)))
     assert not runs[0].failures
-    assert torch.equal(*(each.snapshot.server.theta for each in runs))
+    assert torch.equal(*(result.snapshot.server.theta for result in runs))
 
 
 def test_statistics_are_state_even_if_they_have_diverged() -> None:

@@ -28,8 +28,8 @@ print("trained")
 @pytest.mark.exhaustive
 def test_memory_survives_narrow_strided_convolutions() -> None:
     """In a separate process, since the fault that is avoided writes beyond its memory and aborts the process."""
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", TRAIN], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr[-1000:]
+    process = subprocess.run([sys.executable, "-W", "ignore", "-c", TRAIN], capture_output=True, text=True, check=False)
+    assert (process.returncode, process.stdout) == (0, "trained\n"), process.stderr[-1000:]
 
 
 def test_only_the_convolutions_concerned_change_and_their_values_do_not() -> None:
@@ -45,14 +45,14 @@ def test_only_the_convolutions_concerned_change_and_their_values_do_not() -> Non
 
 
 def test_the_library_sees_images_and_kernels_in_the_default_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[bool, tuple[int, ...]]] = []
+    layouts: list[tuple[bool, tuple[int, ...]]] = []
     original = nn.Conv2d._conv_forward
 
     def spy(layer: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        seen.append((x.is_contiguous(), weight.stride()))
+        layouts.append((x.is_contiguous(), weight.stride()))
         return original(layer, x, weight, bias)
 
     monkeypatch.setattr(nn.Conv2d, "_conv_forward", spy)
     model = with_safe_convolutions(nn.Sequential(nn.Conv2d(4, 6, 1, 2))).to(memory_format=torch.channels_last)
     model(torch.randn(2, 4, 6, 6).contiguous(memory_format=torch.channels_last))
-    assert seen == [(True, (4, 1, 1, 1))]
+    assert layouts == [(True, (4, 1, 1, 1))]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import pytest
@@ -116,12 +115,13 @@ def test_what_precedes_the_first_trained_layer_is_constant() -> None:
     net.theta.normal_()
     body = {name for name in net.parameters if name.startswith("body.")}
     assert split_program(net.program, frozen=()) is None  # the first layer is trained
-    found = split_program(net.program, body)
-    assert found is not None
+    parts = split_program(net.program, body)
+    assert parts is not None
     x = torch.randn(2, 70, 4, dtype=net.theta.dtype)
-    hidden = outputs(net, found[0], x)
-    torch.testing.assert_close(net.forward(hidden, found[1])[0], net.forward(x)[0])
-    assert len(found[1].steps) == 1
+    constant_part, trained_part = parts
+    hidden = outputs(net, constant_part, x)
+    torch.testing.assert_close(net.forward(hidden, trained_part)[0], net.forward(x)[0])
+    assert len(trained_part.steps) == 1
 
 
 def test_trained_layers_that_read_two_earlier_values_have_no_constant_part() -> None:
@@ -134,8 +134,7 @@ def test_trained_layers_that_read_two_earlier_values_have_no_constant_part() -> 
             hidden = torch.tanh(self.first(x))
             return self.head(torch.tanh(self.second(torch.tanh(hidden)) + hidden))
 
-    made = partial(CohortNet, Skip())
-    net = made(Layout.of(Skip()), 1)
+    net = CohortNet(Skip(), Layout.of(Skip()), 1)
     first = {"first.weight", "first.bias"}
     assert split_program(net.program, first) is None
     assert split_program(net.program, {*first, "second.weight", "second.bias"}) is not None

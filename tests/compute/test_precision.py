@@ -62,9 +62,9 @@ def test_products_of_rounded_factors_are_summed_in_full(device: str) -> None:
     """A sum of 4096 terms would be off by some 1e-3 of itself if it were rounded, or kept, in bfloat16."""
     torch.manual_seed(0)
     left, right = torch.rand(2, 4096, 3).bfloat16(), torch.rand(2, 4096, 5).bfloat16()
-    made = product(left.to(device), right.to(device), torch.float32).cpu()
-    assert made.dtype == torch.float32
-    torch.testing.assert_close(made.double(), left.double().mT @ right.double(), rtol=1e-5, atol=0)
+    result = product(left.to(device), right.to(device), torch.float32).cpu()
+    assert result.dtype == torch.float32
+    torch.testing.assert_close(result.double(), left.double().mT @ right.double(), rtol=1e-5, atol=0)
 
 
 def smooth(channels: int) -> nn.Module:
@@ -118,8 +118,8 @@ def test_both_computes_round_and_agree_up_to_rounding(method: str) -> None:
     )  # fmt: skip
     start = images("group")()
     way = torch.tensor(full - Layout.of(start).read(start)[0].numpy()).norm()
-    for one in (live, batched):
-        error = torch.tensor(one - full).norm() / way
+    for vector in (live, batched):
+        error = torch.tensor(vector - full).norm() / way
         assert 1e-5 < error < 0.1
 
 
@@ -133,9 +133,9 @@ def test_engines_give_the_same_bits(compute: str) -> None:
 
 @has_bf16
 def test_it_is_part_of_the_identity_and_full_precision_is_not() -> None:
-    said = [FederatedTask(experiment(**same(local=local))).identity()["local"] for local in (BF16, Local())]
-    assert said[0]["precision"] == "bf16"
-    assert "precision" not in said[1]
+    identities = [FederatedTask(experiment(**same(local=local))).identity()["local"] for local in (BF16, Local())]
+    assert identities[0]["precision"] == "bf16"
+    assert "precision" not in identities[1]
 
 
 def test_impossible_precisions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +161,7 @@ def test_online_learning_keeps_the_precision_of_its_dtype() -> None:
 def test_products_that_stay_rounded_change_no_bit(clients: int) -> None:
     torch.manual_seed(0)
     model = cnn()
-    layout, x, found = Layout.of(model), torch.randn(clients, 50, 3, 32, 32), []
+    layout, x, results = Layout.of(model), torch.randn(clients, 50, 3, 32, 32), []
     for stays in (True, False):
         net = CohortNet(model, layout, clients, operand_dtype=torch.bfloat16)
         products = [step.layer for step in net.program.steps if isinstance(step.layer, Product)]
@@ -172,8 +172,8 @@ def test_products_that_stay_rounded_change_no_bit(clients: int) -> None:
         (logits,) = net.forward(x)
         assert logits.dtype == torch.float32
         net.backward(torch.sin(torch.arange(logits.numel())).view_as(logits))
-        found.append((logits.clone(), net.grad.clone()))
-    assert all(map(torch.equal, *found))
+        results.append((logits.clone(), net.grad.clone()))
+    assert all(map(torch.equal, *results))
 
 
 @pytest.mark.parametrize(

@@ -66,23 +66,25 @@ class Tape(TorchDispatchMode):
             raise RuntimeError("the host asks for a number of the device")
         for argument, value in zip(func._schema.arguments, args, strict=False):
             if argument.alias_info is not None and argument.alias_info.is_write:
-                held = value.untyped_storage()
-                self.before.setdefault(held.data_ptr(), (held, held.clone()))
-        made = func(*args, **kwargs)
-        self.calls.append((func, args, kwargs, made))
-        return made
+                storage = value.untyped_storage()
+                self.before.setdefault(storage.data_ptr(), (storage, storage.clone()))
+        result = func(*args, **kwargs)
+        self.calls.append((func, args, kwargs, result))
+        return result
 
     def undo(self) -> None:
         """Give memory the numbers from before the block, since a graph's operations do not run when recorded."""
-        for held, copy in self.before.values():
-            held.copy_(copy)
+        for storage, copy in self.before.values():
+            storage.copy_(copy)
 
     def replay(self) -> None:
         """Repeat the operations."""
-        for func, args, kwargs, made in self.calls:
-            read = {one.untyped_storage().data_ptr() for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)}
-            again = func(*args, **kwargs)
-            for old, new in zip(tree_leaves(made), tree_leaves(again), strict=True):
+        for func, args, kwargs, result in self.calls:
+            read = {
+                leaf.untyped_storage().data_ptr() for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)
+            }
+            repeated = func(*args, **kwargs)
+            for old, new in zip(tree_leaves(result), tree_leaves(repeated), strict=True):
                 if isinstance(old, Tensor) and old.untyped_storage().data_ptr() not in read:
                     old.copy_(new)
 
@@ -103,21 +105,21 @@ class Tapes:
         tape.undo()
         self.recorded += 1
 
-        def again() -> None:
+        def repeat() -> None:
             self.replayed += 1
             tape.replay()
 
-        return again
+        return repeat
 
 
 @pytest.fixture
 def tapes(monkeypatch: pytest.MonkeyPatch) -> Tapes:
     """Steps are recorded on the CPU, after two equal ones."""
-    made = Tapes()
+    recorder = Tapes()
     monkeypatch.setattr(replay, "OFTEN", 2)
-    monkeypatch.setattr(descent, "recorder", lambda device: made)
+    monkeypatch.setattr(descent, "recorder", lambda device: recorder)
     monkeypatch.setattr(net, "has_fused_steps", lambda theta: False)
-    return made
+    return recorder
 
 
 @dataclass
@@ -139,8 +141,8 @@ class Rounds:
         start = torch.randn(self.net.layout.size, generator=draw, dtype=torch.float64) / 2
         rows = torch.arange(count * SAMPLES).view(count, SAMPLES).numpy()
         schedule = BatchSchedule.of([LOCAL.batches(row, number, 0, client) for client, row in enumerate(rows)])
-        done = train(self.net, start, schedule, x, y, rule, window=0)
-        return done.models().clone(), done.losses
+        cohort = train(self.net, start, schedule, x, y, rule, window=0)
+        return cohort.models().clone(), cohort.losses
 
 
 def model(name: str) -> nn.Module:
@@ -156,13 +158,13 @@ def constants(size: int, common: bool) -> Tensor:
 def compare(name: str, rounds: list[tuple[StepRule, int]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds with recorded steps have the bits of rounds without."""
     recorded = Rounds(model(name))
-    found = [recorded.run(number, rule, count) for number, (rule, count) in enumerate(rounds)]
+    results = [recorded.run(number, rule, count) for number, (rule, count) in enumerate(rounds)]
     monkeypatch.setattr(descent, "recorder", lambda device: None)
     plain = Rounds(model(name))
     for number, (rule, count) in enumerate(rounds):
         models, losses = plain.run(number, rule, count)
-        assert torch.equal(found[number][0], models)
-        assert torch.equal(found[number][1], losses)
+        assert torch.equal(results[number][0], models)
+        assert torch.equal(results[number][1], losses)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -175,8 +177,8 @@ def test_recorded_steps_have_the_same_bits(name: str, rule: str, tapes: Tapes, m
 
 @pytest.mark.parametrize("common", [False, True], ids=["own constants", "one constant"])
 def test_constants_are_read_anew_in_every_round(common: bool, tapes: Tapes, monkeypatch: pytest.MonkeyPatch) -> None:
-    held = constants(Layout.of(model("layers")).size, common)
-    compare("layers", [(StepRule(0.2, 0.1, constant=held), COUNT)] * 3, monkeypatch)
+    constant = constants(Layout.of(model("layers")).size, common)
+    compare("layers", [(StepRule(0.2, 0.1, constant=constant), COUNT)] * 3, monkeypatch)
     assert tapes.recorded == 2
 
 
@@ -208,7 +210,7 @@ def test_steps_that_cannot_be_recorded_go_on_and_it_is_said_once(
 ) -> None:
     tapes.refuses = True
     compare("layers", [(RULES["plain"], COUNT)] * 3, monkeypatch)
-    assert [str(one.message) for one in recwarn] == [
+    assert [str(warning.message) for warning in recwarn] == [
         "local steps are not recorded as CUDA graphs, which is slower: no graphs today"
     ]
 
@@ -217,10 +219,10 @@ def test_steps_that_cannot_be_recorded_go_on_and_it_is_said_once(
 def test_runs_with_recorded_steps_have_the_same_bits(name: str, tapes: Tapes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(descent, "best_window", lambda *args: 0)
     settings: dict[str, Any] = {"compute": "batched", "local": Local(epochs=3, batch_size=4, lr=0.1), "rounds": 3}
-    there = theta(go(name, **settings))
+    recorded = theta(go(name, **settings))
     assert tapes.replayed
     monkeypatch.setattr(descent, "recorder", lambda device: None)
-    assert (there == theta(go(name, **settings))).all()
+    assert (recorded == theta(go(name, **settings))).all()
 
 
 @pytest.mark.parametrize("name", ["fedavg", "ditto"])
@@ -231,7 +233,7 @@ def test_masks_of_dropout_are_drawn_anew_in_recorded_steps(
         "compute": "batched", "local": Local(epochs=3, batch_size=4, lr=0.1), "rounds": 2,
         "model": lambda: nn.Sequential(nn.Dropout(0.2), nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 3)),
     }  # fmt: skip
-    there = theta(go(name, **settings))
+    recorded = theta(go(name, **settings))
     assert tapes.replayed
     monkeypatch.setattr(descent, "recorder", lambda device: None)
-    assert (there == theta(go(name, **settings))).all()
+    assert (recorded == theta(go(name, **settings))).all()

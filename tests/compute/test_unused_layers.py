@@ -83,12 +83,12 @@ def test_an_exit_that_the_method_does_not_train_is_such_a_layer(name: str) -> No
 @pytest.mark.parametrize(("name", "local"), kinds(CASES, CASES[:2]))
 def test_a_resumed_run_has_the_same_bits(name: str, local: str, tmp_path: Path) -> None:
     run(experiment(**settings(name, local)), tmp_path / "run", checkpoint_every=1, keep=9)
-    second = sorted((tmp_path / "run" / "checkpoint").iterdir())[1]
-    again = run(experiment(**settings(name, local)), tmp_path / "run", resume=second)
-    assert_same_state(batched(name, local).snapshot, again.snapshot)
+    checkpoint = sorted((tmp_path / "run" / "checkpoint").iterdir())[1]
+    resumed = run(experiment(**settings(name, local)), tmp_path / "run", resume=checkpoint)
+    assert_same_state(batched(name, local).snapshot, resumed.snapshot)
 
 
 @pytest.mark.parametrize(("name", "local"), kinds(CASES, CASES[:2]))
 def test_processes_give_the_same_bits(name: str, local: str) -> None:
-    other = run(experiment(**settings(name, local), engine="processes", engine_settings={"workers": 2}))
-    assert_same_run(batched(name, local), other)
+    parallel = run(experiment(**settings(name, local), engine="processes", engine_settings={"workers": 2}))
+    assert_same_run(batched(name, local), parallel)

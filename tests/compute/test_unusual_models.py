@@ -243,8 +243,8 @@ def plan_of(model: Callable[[], nn.Module], **changes: Any) -> ClientPlan:
 
 
 def agree(model: Callable[[], nn.Module], name: Any = "fedavg", **changes: Any) -> None:
-    same = {"model": lambda: fixed(model()), "local": LOCAL, "rounds": 2} | changes
-    assert_same_run(go(name, **same), go(name, **ONE_BLOCK, **same), 1e-9)
+    settings = {"model": lambda: fixed(model()), "local": LOCAL, "rounds": 2} | changes
+    assert_same_run(go(name, **settings), go(name, **ONE_BLOCK, **settings), 1e-9)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -303,8 +303,8 @@ def test_the_scaler_of_narrow_networks_acts_in_the_batched_compute() -> None:
     assert any(part._forward_hooks for part in plans[1].model.modules())
     reference = go(scaled, model=wide_net, local=LOCAL)
     assert_same_run(reference, go(scaled, model=wide_net, local=LOCAL, **ONE_BLOCK), 1e-9)
-    other = go("heterofl", model=wide_net, local=LOCAL, **ONE_BLOCK)
-    assert (reference.snapshot.server.theta - other.snapshot.server.theta).abs().max() > 1e-4
+    unscaled = go("heterofl", model=wide_net, local=LOCAL, **ONE_BLOCK)
+    assert (reference.snapshot.server.theta - unscaled.snapshot.server.theta).abs().max() > 1e-4
 
 
 X = torch.zeros(1, FEATURES)
@@ -377,9 +377,9 @@ class Named(Alias):
 
 @pytest.mark.parametrize("name", ["ditto", "pfedme", "per_fedavg", "moon", "fedntd", "fedbabu"])
 def test_a_layer_of_two_names_is_the_same_layer(name: str) -> None:
-    same = {"local": LOCAL, "evaluation": Evaluation(what=("global", "clients"))}
-    one, other = (go(name, model=lambda kind=kind: fixed(kind()), **same) for kind in (Named, Alias))
-    assert_same_run(one, other)
+    settings = {"local": LOCAL, "evaluation": Evaluation(what=("global", "clients"))}
+    single_name, alias = (go(name, model=lambda kind=kind: fixed(kind()), **settings) for kind in (Named, Alias))
+    assert_same_run(single_name, alias)
 
 
 def test_a_call_replaces_a_tensor_in_all_its_owners_and_gives_it_back() -> None:

@@ -15,10 +15,10 @@ from fedloom_apps.ray.cluster import Cluster
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Lent]:
     """Two workers on this machine."""
-    made = Lent(2 if len(os.sched_getaffinity(0)) > 1 else 1)
-    yield made
-    Cluster.close(made)
-    assert not processes_of(made.folder), "processes of the cluster are left"
+    instance = Lent(2 if len(os.sched_getaffinity(0)) > 1 else 1)
+    yield instance
+    Cluster.close(instance)
+    assert not processes_of(instance.folder), "processes of the cluster are left"
 
 
 @pytest.fixture

@@ -45,11 +45,11 @@ EVERYTHING = Evaluation(what=("global", "clients", "average", "train"))
 
 def pictures() -> Federation:
     """Clients of unequal sizes with normalised images [3, 6, 6]."""
-    made = classes(shape=(3, 6, 6))
-    arrays = made.train.arrays
+    federation = classes(shape=(3, 6, 6))
+    arrays = federation.train.arrays
     x = (arrays.x.sigmoid() - 0.5) / 0.25
     train = replace(arrays, x=x, mean=(0.5,) * 3, std=(0.25,) * 3)
-    return replace(made, train=Split(train, made.train.index))
+    return replace(federation, train=Split(train, federation.train.index))
 
 
 def conv() -> nn.Module:
@@ -71,11 +71,11 @@ def test_engines_augment_alike(kind: str, engine: str) -> None:
 
 def test_augmentation_depends_on_the_seed_and_resumes_to_the_same_bits(tmp_path: Path) -> None:
     augment = PIPELINES["plain"]
-    whole = train(augment, rounds=4)
+    full_run = train(augment, rounds=4)
     train(augment, tmp_path / "run", rounds=2)
     resumed = train(augment, tmp_path / "run", resume=True, rounds=4)
-    assert np.array_equal(theta(whole), theta(resumed))
-    assert not np.array_equal(theta(whole), theta(train(augment, rounds=4, seed=1)))
+    assert np.array_equal(theta(full_run), theta(resumed))
+    assert not np.array_equal(theta(full_run), theta(train(augment, rounds=4, seed=1)))
 
 
 def test_another_augmentation_is_another_experiment(tmp_path: Path) -> None:
@@ -86,20 +86,20 @@ def test_another_augmentation_is_another_experiment(tmp_path: Path) -> None:
 
 def plan_of(augment: tuple[Any, ...]) -> ClientPlan:
     federation = pictures()
-    made = ClientPlan.of(conv().double(), methods.make("fedavg"), federation.train, LOCAL, seed=3)
-    return replace(made, augment=pipeline(augment, federation.train.arrays) if augment else None)
+    plan = ClientPlan.of(conv().double(), methods.make("fedavg"), federation.train, LOCAL, seed=3)
+    return replace(plan, augment=pipeline(augment, federation.train.arrays) if augment else None)
 
 
 def test_a_batch_is_a_function_of_seed_round_client_and_step() -> None:
     plan = plan_of(("crop", "flip"))
     rows = plan.data.index[1][:4]
-    one = minibatch(plan, rows, 1, 0, 0)
-    assert torch.equal(one.x, minibatch(plan, rows, 1, 0, 0).x)
+    batch = minibatch(plan, rows, 1, 0, 0)
+    assert torch.equal(batch.x, minibatch(plan, rows, 1, 0, 0).x)
     for client, round, step in ((2, 0, 0), (1, 1, 0), (1, 0, 1)):
-        assert not torch.equal(one.x, minibatch(plan, rows, client, round, step).x)
-    other = minibatch(replace(plan, seed=4), rows, 1, 0, 0)
-    assert not torch.equal(one.x, other.x)
-    assert torch.equal(one.y, plan.data.arrays.y[torch.from_numpy(rows)])
+        assert not torch.equal(batch.x, minibatch(plan, rows, client, round, step).x)
+    batch_of_another_seed = minibatch(replace(plan, seed=4), rows, 1, 0, 0)
+    assert not torch.equal(batch.x, batch_of_another_seed.x)
+    assert torch.equal(batch.y, plan.data.arrays.y[torch.from_numpy(rows)])
 
 
 @dataclass(frozen=True)
@@ -127,10 +127,10 @@ def test_a_part_may_ask_for_two_views(engine: str) -> None:
 def test_two_views_are_two() -> None:
     plan = replace(plan_of(("crop", "flip")), method=AGREEING)
     rows = plan.data.index[1][:4]
-    one = minibatch(plan, rows, 1, 0, 0)
-    assert one.twin is not None
-    assert not torch.equal(one.x, one.twin)
-    assert torch.equal(one.x, minibatch(plan_of(("crop", "flip")), rows, 1, 0, 0).x)  # the first one is as without
+    batch = minibatch(plan, rows, 1, 0, 0)
+    assert batch.twin is not None
+    assert not torch.equal(batch.x, batch.twin)
+    assert torch.equal(batch.x, minibatch(plan_of(("crop", "flip")), rows, 1, 0, 0).x)  # the first one is as without
 
 
 def test_the_stored_images_are_never_written_to() -> None:
@@ -149,7 +149,7 @@ def relabelled(seed: int = 0) -> tuple[Federation, Federation]:
     plain = classes(seed=seed)
     names = torch.from_numpy(np.random.default_rng(seed).permuted(np.tile(np.arange(3), (len(SIZES), 1)), axis=1))
 
-    def own(split: Split) -> Split:  # a copy of the rows for each client, as test rows may be shared
+    def rewrite(split: Split) -> Split:  # a copy of the rows for each client, as test rows may be shared
         parts = [split.client(k) for k in range(len(split))]
         y = torch.cat([names[k][part.y] for k, part in enumerate(parts)])
         index = replace(split.index, rows=np.arange(len(y)))
@@ -157,52 +157,56 @@ def relabelled(seed: int = 0) -> tuple[Federation, Federation]:
 
     splits = {name: getattr(plain, name) for name in ("train", "validation", "held_out")}
     mapped = replace(plain, **{k: Split(s.arrays, s.index, names) for k, s in splits.items()})
-    return mapped, replace(plain, own_classes=True, **{k: own(s) for k, s in splits.items()})
+    return mapped, replace(plain, own_classes=True, **{k: rewrite(s) for k, s in splits.items()})
 
 
 def in_order(federation: Federation) -> Federation:
     """The same clients with every client's rows ascending and end to end, so that batches have the same order."""
     index = federation.train.index
     arrays = federation.train.arrays
-    together = replace(arrays, x=arrays.x[index.rows], y=arrays.y[index.rows])
+    reordered = replace(arrays, x=arrays.x[index.rows], y=arrays.y[index.rows])
     return replace(
-        federation, train=Split(together, replace(index, rows=np.arange(len(index.rows))), federation.train.relabel)
+        federation, train=Split(reordered, replace(index, rows=np.arange(len(index.rows))), federation.train.relabel)
     )
 
 
 @pytest.mark.parametrize("engine", ["serial", *ENGINES])
 @pytest.mark.parametrize("method", ["feddyn", "fedper"])
 def test_a_relabelling_is_as_if_labels_were_rewritten(method: str, engine: str) -> None:
-    mapped, written = relabelled()
-    mapped = in_order(mapped)
-    assert mapped.train.arrays.y.tolist() != written.train.arrays.y.tolist()
-    on = EVERYTHING if method == "feddyn" else Evaluation(what=("clients",))
+    with_relabel, with_own_labels = relabelled()
+    with_relabel = in_order(with_relabel)
+    assert with_relabel.train.arrays.y.tolist() != with_own_labels.train.arrays.y.tolist()
+    evaluation = EVERYTHING if method == "feddyn" else Evaluation(what=("clients",))
     results = [
-        run(experiment(method, federation=f, model=tanh_net, evaluation=on, **ENGINES.get(engine, {})))
-        for f in (mapped, written)
+        run(experiment(method, federation=f, model=tanh_net, evaluation=evaluation, **ENGINES.get(engine, {})))
+        for f in (with_relabel, with_own_labels)
     ]
     assert_same_run(*results)
-    other = run(experiment(method, federation=replace(mapped, train=Split(mapped.train.arrays, mapped.train.index))))
-    assert not np.array_equal(theta(other), theta(results[0]))
+    rows = Split(with_relabel.train.arrays, with_relabel.train.index)
+    without_names = run(experiment(method, federation=replace(with_relabel, train=rows)))
+    assert not np.array_equal(theta(without_names), theta(results[0]))
 
 
 @pytest.mark.parametrize("engine", ["serial", *ENGINES])
 def test_losses_of_the_received_model_use_the_clients_names(engine: str) -> None:
-    found = []
+    losses = []
     for federation in relabelled():
         plan = ClientPlan.of(tanh_net().double(), methods.make("fedavg"), federation.train, LOCAL)
-        made = run(experiment("fedavg", federation=federation, rounds=1))
-        down = made.snapshot.server.broadcast(plan)
+        result = run(experiment("fedavg", federation=federation, rounds=1))
+        down = result.snapshot.server.broadcast(plan)
         worker = engines.make(engine)(plan, computes.make("live"))
         try:
             down = replace(down, theta=plan.theta0, buffers=plan.buffers0)
-            found.append(worker.losses(down, np.arange(len(SIZES)), lambda client: {}))
+            losses.append(worker.losses(down, np.arange(len(SIZES)), lambda client: {}))
         finally:
             worker.close()
-    assert np.abs(found[0] - found[1]).max() < 1e-12
+    assert np.abs(losses[0] - losses[1]).max() < 1e-12
 
 
 def test_pooled_training_keeps_the_names() -> None:
-    mapped, written = relabelled()
-    results = [run(experiment("centralised", federation=f, evaluation=EVERYTHING)) for f in (in_order(mapped), written)]
+    with_relabel, with_own_labels = relabelled()
+    results = [
+        run(experiment("centralised", federation=f, evaluation=EVERYTHING))
+        for f in (in_order(with_relabel), with_own_labels)
+    ]
     assert_same_run(*results)

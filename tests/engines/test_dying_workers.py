@@ -180,8 +180,8 @@ class Deadly(Live):
 @pytest.mark.parametrize("deaths", [2, 10**6])
 def test_workers_that_die_over_losses(deaths: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Deadly, "act", staticmethod(suicide(deaths, tmp_path / "deaths")), raising=False)
-    machine = FederatedTask(experiment("scaffold"))
-    plan, down = machine.plan, machine.state.server.broadcast(machine.plan)
+    task = FederatedTask(experiment("scaffold"))
+    plan, down = task.plan, task.state.server.broadcast(task.plan)
     engine, cohort = Processes(plan, Deadly, workers=1), np.arange(len(SIZES))
     try:
         if deaths == 2:
@@ -197,24 +197,24 @@ def test_workers_that_die_over_losses(deaths: int, tmp_path: Path, monkeypatch: 
 
 def test_an_error_over_losses_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Deadly, "act", staticmethod(stumble), raising=False)
-    machine = FederatedTask(experiment())
-    engine = Processes(machine.plan, Deadly, workers=1)
+    task = FederatedTask(experiment())
+    engine = Processes(task.plan, Deadly, workers=1)
     try:
         with pytest.raises(LossError, match="model cannot be computed: RuntimeError: the sample is cursed"):
-            engine.losses(machine.state.server.broadcast(machine.plan), np.arange(2), lambda i: {})
+            engine.losses(task.state.server.broadcast(task.plan), np.arange(2), lambda i: {})
     finally:
         engine.close()
 
 
-@pytest.mark.parametrize("asks", [True, False], ids=["signal", "end of the pipe"])
-def test_workers_die_with_their_parent(asks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("with_signal", [True, False], ids=["signal", "end of the pipe"])
+def test_workers_die_with_their_parent(with_signal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the system sends no signal for it, they see the end of their pipe: no sibling holds the other end."""
-    if not asks:
+    if not with_signal:
         monkeypatch.setattr("fedloom.engines.processes.die_with_parent", lambda parent: None)
 
     def parent() -> None:
-        machine = FederatedTask(experiment())
-        engine = Processes(machine.plan, Live, workers=3)
+        task = FederatedTask(experiment())
+        engine = Processes(task.plan, Live, workers=3)
         engine._replace(0)
         (tmp_path / "part").write_text(" ".join(str(worker.process.pid) for worker in engine.workers))
         (tmp_path / "part").rename(tmp_path / "pids")
@@ -241,7 +241,7 @@ def alive(pid: int) -> bool:
 def test_where_processes_cannot_be_forked(lack: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are started afresh, by ``auto`` for long runs alone, and refused in a sentence if they are to be forked."""
     started: list[Processes] = []
-    monkeypatch.setattr(Processes, "_spawn", lambda engine, number: started.append(engine) or Worker(None, Said("")))  # type: ignore[arg-type]
+    monkeypatch.setattr(Processes, "_spawn", lambda engine, number: started.append(engine) or Worker(None, Pipe("")))  # type: ignore[arg-type]
     monkeypatch.setattr(Processes, "close", lambda engine: None)
     plan = FederatedTask(experiment(rounds=10**6)).plan
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(4))
@@ -255,14 +255,14 @@ def test_where_processes_cannot_be_forked(lack: str, monkeypatch: pytest.MonkeyP
     assert started == [engine] * 4
     assert "starts its workers afresh, which takes seconds, since" in engine.remark
     assert isinstance(engines.make("auto")(replace(plan, rounds=100), Live), Serial)
-    monkeypatch.setattr(Processes, "_spawn", lambda engine, number: Worker(Killed(), Said("no module")))  # type: ignore[arg-type]
+    monkeypatch.setattr(Processes, "_spawn", lambda engine, number: Worker(Killed(), Pipe("no module")))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"could not start a worker \(no module\); define models"):
         Processes(plan, Live)
     assert isinstance(engines.make("auto")(plan, Live), Serial)
 
 
 @dataclass
-class Said:
+class Pipe:
     """A pipe with a message of a worker that has started, or could not."""
 
     message: str
@@ -287,15 +287,13 @@ def test_a_message_and_its_tensors_reach_another_process_as_they_are() -> None:
     """What is handed over is a descriptor; the memory has no name that could be left behind."""
     layer = nn.Linear(2, 2, dtype=torch.float64)
     segment, (first, second) = Segment.holding({"net": layer, "n": 1}, [torch.arange(3), None], pickler=Pickler)
-    theirs = Segment.__new__(Segment)
-    theirs.memory, theirs.arena = (
-        TransferableMemory.at(os.dup(segment.memory.handle), len(segment.memory)),
-        segment.arena,
-    )  # type: ignore[attr-defined]
-    net = theirs.load(first, copy=True)["net"]
+    peer = Segment.__new__(Segment)
+    peer.memory = TransferableMemory.at(os.dup(segment.memory.handle), len(segment.memory))  # type: ignore[attr-defined]
+    peer.arena = segment.arena
+    net = peer.load(first, copy=True)["net"]
     assert isinstance(net.weight, nn.Parameter)
     assert torch.equal(net.weight, layer.weight)
-    x = theirs.load(second)[0]
+    x = peer.load(second)[0]
     segment.load(second)[0][1] = 7
     assert x.tolist() == [0, 7, 2], "the other process does not see this one's memory"
 
@@ -316,12 +314,12 @@ def test_workers_that_are_started_afresh_have_the_bits_of_forked_ones_and_end_wi
         os.kill(engine.workers[0].process.pid, signal.SIGKILL)
         same = same and updates(engine) == updates(Serial(plan, Live))
         children = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
-        (tmp_path / "found").write_text(f"{same} {children}")
+        (tmp_path / "result").write_text(f"{same} {children}")
         os.kill(os.getpid(), signal.SIGKILL)
 
     before = {*Path("/dev/shm").iterdir()}
     assert child(parent) == -signal.SIGKILL
-    same, *pids = (tmp_path / "found").read_text().split()
+    same, *pids = (tmp_path / "result").read_text().split()
     assert same == "True"
     assert len(pids) == 2, "a worker and Python's tracker of resources"
     deadline = time.monotonic() + 20
@@ -369,14 +367,14 @@ def test_the_others_of_a_block_count_when_one_always_kills_its_worker(tmp_path: 
     """The run is the one in which that client raises an error instead."""
     diary = tmp_path / "deaths"
     settings = IN_BLOCKS | {"federation": with_marked_client(VICTIM, MARK, MANY)}
-    there = go("scaffold", model=guarded_net(stumble), **{k: v for k, v in settings.items() if k != "model"})
+    reference = go("scaffold", model=guarded_net(stumble), **{k: v for k, v in settings.items() if k != "model"})
     settings |= {"model": guarded_net(suicide(10**6, diary))}
     result = go("scaffold", engine="processes", engine_settings={"workers": 2}, **settings)
     assert [str(f) for f in result.failures] == [
         f"round {t}, client {VICTIM}: its worker process died 3 times" for t in (1, 2)
     ]
     assert diary.read_text() == 6 * "x"
-    assert_same_run(there, result)
+    assert_same_run(reference, result)
 
 
 @pytest.mark.exhaustive
@@ -391,11 +389,11 @@ def test_two_clients_of_a_block_that_kill_their_workers_are_both_named(tmp_path:
 
 
 def test_a_round_that_is_given_up_leaves_nothing_to_the_next() -> None:
-    machine = FederatedTask(experiment("scaffold", federation=classes(MANY)))
-    engine, server, cohort = Processes(machine.plan, Live, workers=2), machine.state.server, np.arange(len(MANY))
+    task = FederatedTask(experiment("scaffold", federation=classes(MANY)))
+    engine, server, cohort = Processes(task.plan, Live, workers=2), task.state.server, np.arange(len(MANY))
 
     def go_round() -> bytes:
-        moved, _ = federated_round(machine.plan, engine, server, machine.state.store, cohort)
+        moved, _ = federated_round(task.plan, engine, server, task.state.store, cohort)
         return moved.theta.numpy().tobytes()
 
     def interrupt(result: Result, received: Any) -> None:
@@ -404,7 +402,7 @@ def test_a_round_that_is_given_up_leaves_nothing_to_the_next() -> None:
     try:
         before, workers = go_round(), [worker.process for worker in engine.workers]
         with pytest.raises(KeyboardInterrupt):
-            federated_round(machine.plan, engine, server, machine.state.store, cohort, observe=interrupt)
+            federated_round(task.plan, engine, server, task.state.store, cohort, observe=interrupt)
         assert not any(process.is_alive() for process in workers), "a worker goes on with a round that is over"
         assert go_round() == before
     finally:

@@ -40,7 +40,7 @@ class Elsewhere(Serial):
     ) -> None:
         super().__init__(plan, compute)
         self.plan, self.out, self.kind = plan, out, kind
-        self.kept: dict[int, State] = {}
+        self.committed_states: dict[int, State] = {}
         self.proposed: dict[int, State] = {}
         self.rounds: list[tuple[int, list[int]]] = []
 
@@ -53,13 +53,13 @@ class Elsewhere(Serial):
             if client in self.out:
                 yield Result(client, failure=Failure(down.round, client, self.kind, "it is offline"))
                 continue
-            (result,) = self.computes[0].work(down, [client], [self.kept.get(client) or states(client)])
+            (result,) = self.computes[0].work(down, [client], [self.committed_states.get(client) or states(client)])
             self.proposed[client], result.state = result.state, {}
             yield result
 
     def committed(self, round: int, accepted: np.ndarray) -> None:
         self.rounds.append((round, accepted.tolist()))
-        self.kept |= {client: self.proposed[client] for client in accepted.tolist()}
+        self.committed_states |= {client: self.proposed[client] for client in accepted.tolist()}
         self.proposed.clear()
 
     def evaluate(self, down: Broadcast, clients: np.ndarray) -> Mapping[str, np.ndarray]:
@@ -67,38 +67,38 @@ class Elsewhere(Serial):
         return {"client": some, "n": some + 1, "loss": some / 10, "accuracy": np.full(len(some), down.round / 10)}
 
 
-def made(monkeypatch: pytest.MonkeyPatch, *out: int, **settings: Any) -> list[Elsewhere]:
-    """Register such an engine; the list receives those that are made."""
-    engine: list[Elsewhere] = []
+def register(monkeypatch: pytest.MonkeyPatch, *out: int, **settings: Any) -> list[Elsewhere]:
+    """Register such an engine; the list receives its instances."""
+    instances: list[Elsewhere] = []
 
     def make(plan: ClientPlan, compute: ComputeFactory) -> Elsewhere:
-        engine.append(Elsewhere(plan, compute, out, **settings))
-        return engine[-1]
+        instances.append(Elsewhere(plan, compute, out, **settings))
+        return instances[-1]
 
     entry = Entry("engine", "elsewhere", lambda: lambda: EngineFactory(make, Elsewhere.traits))
     monkeypatch.setitem(engines._entries, "elsewhere", entry)
-    return engine
+    return instances
 
 
 def test_states_are_kept_where_the_round_is_committed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model is that of the serial engine; the driver's store stays empty, the clients hold what it would."""
-    given = {"cohort": 4, "rounds": 4, "seed": 2}
-    made_engines = made(monkeypatch)
-    reference, result = go("scaffold", **given), go("scaffold", engine="elsewhere", **given)
-    (engine,) = made_engines
+    settings = {"cohort": 4, "rounds": 4, "seed": 2}
+    instances = register(monkeypatch)
+    reference, result = go("scaffold", **settings), go("scaffold", engine="elsewhere", **settings)
+    (engine,) = instances
     assert not len(result.snapshot.store)
     assert_same_state(replace(reference.snapshot, store=StateStore()), result.snapshot)
-    kept = StateStore()
-    kept.put(engine.kept, 4)
-    assert_same_state(reference.snapshot, replace(result.snapshot, store=kept))
+    store = StateStore()
+    store.put(engine.committed_states, 4)
+    assert_same_state(reference.snapshot, replace(result.snapshot, store=store))
     assert [t for t, _ in engine.rounds] == [0, 1, 2, 3]
     assert {len(accepted) for _, accepted in engine.rounds} == {4}
 
 
 def test_only_accepted_results_are_committed(monkeypatch: pytest.MonkeyPatch) -> None:
-    engines_made = made(monkeypatch, 1, 4, kind=FailureKind.REFUSED)
+    instances = register(monkeypatch, 1, 4, kind=FailureKind.REFUSED)
     result = go("scaffold", engine="elsewhere", rounds=2)
-    assert engines_made[0].rounds == [(0, [0, 2, 3, 5]), (1, [0, 2, 3, 5])]
+    assert instances[0].rounds == [(0, [0, 2, 3, 5]), (1, [0, 2, 3, 5])]
     assert [(f.round, f.client, f.kind) for f in result.failures[:2]] == [(0, 1, "refused"), (0, 4, "refused")]
 
 
@@ -112,14 +112,14 @@ def test_only_accepted_results_are_committed(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_round_without_anybody_stops_the_run(
     monkeypatch: pytest.MonkeyPatch, kind: FailureKind, sentence: str
 ) -> None:
-    made(monkeypatch, *EVERYONE.tolist(), kind=kind)
+    register(monkeypatch, *EVERYONE.tolist(), kind=kind)
     with pytest.raises(ClientError, match=sentence):
         go(engine="elsewhere")
 
 
 def test_clients_measure_their_own_models(monkeypatch: pytest.MonkeyPatch) -> None:
     """What they return is the table of clients; what the driver has data for, it measures itself."""
-    made(monkeypatch)
+    register(monkeypatch)
     result = run(experiment(engine="elsewhere", rounds=2, evaluation=Evaluation(what=("clients", "global"))))
     for t, record in enumerate(result.history, start=1):
         assert record["clients/accuracy/mean"] == pytest.approx(t / 10)
@@ -128,7 +128,7 @@ def test_clients_measure_their_own_models(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_compute_that_an_engine_does_not_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    made(monkeypatch)
+    register(monkeypatch)
     with pytest.raises(ConfigError, match="engine 'elsewhere' runs no compute 'batched'"):
         go(engine="elsewhere", compute="batched")
 
@@ -136,11 +136,11 @@ def test_a_compute_that_an_engine_does_not_run_is_refused(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("method", ["feddyn", "scaffold", "fedavg"])
 def test_a_server_without_rows_and_clients_without_the_others(method: str) -> None:
     """A plan with the population's figures in place of its rows does the same round, at the server and at a client."""
-    machine = FederatedTask(experiment(method))
-    plan, server, store = machine.plan, machine.state.server, machine.state.store
+    task = FederatedTask(experiment(method))
+    plan, server, store = task.plan, task.state.server, task.state.store
     nothing = Index(np.zeros(0, np.int64), np.zeros(len(SIZES) + 1, np.int64))
-    there = replace(plan, data=Split(plan.data.arrays.take(torch.zeros(0, dtype=torch.int64)), nothing))
-    there = replace(there, all_clients=plan.population)
+    server_plan = replace(plan, data=Split(plan.data.arrays.take(torch.zeros(0, dtype=torch.int64)), nothing))
+    server_plan = replace(server_plan, all_clients=plan.population)
 
     class Alone(Serial):
         """Every client with a plan of its own."""
@@ -150,12 +150,12 @@ def test_a_server_without_rows_and_clients_without_the_others(method: str) -> No
             assert weights is not None
             for client, weight in zip(clients.tolist(), weights, strict=True):
                 rows = [plan.data.index[client] if k == client else [] for k in range(len(SIZES))]
-                whole = Population(len(SIZES), np.zeros(0, np.int64), float(np.mean(SIZES)))
-                mine = replace(plan, data=Split(plan.data.arrays, Index.of(rows)), all_clients=whole)
-                states = client_states(mine, server.theta, store)
-                yield 0, Live(mine).fold(down, [client], [states(client)], np.array([weight]))
+                population = Population(len(SIZES), np.zeros(0, np.int64), float(np.mean(SIZES)))
+                client_plan = replace(plan, data=Split(plan.data.arrays, Index.of(rows)), all_clients=population)
+                states = client_states(client_plan, server.theta, store)
+                yield 0, Live(client_plan).fold(down, [client], [states(client)], np.array([weight]))
 
     reference, _ = federated_round(plan, Serial(plan, Live), server, store, EVERYONE)
-    found, report = federated_round(there, Alone(plan, Live), server, store, EVERYONE)
-    assert torch.equal(reference.theta, found.theta)
+    result, report = federated_round(server_plan, Alone(plan, Live), server, store, EVERYONE)
+    assert torch.equal(reference.theta, result.theta)
     assert sorted(report.states) == EVERYONE.tolist()

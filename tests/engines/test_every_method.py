@@ -118,8 +118,8 @@ def reference(name: str, compute: str = "live") -> RunResult:
 
 @pytest.mark.parametrize(("name", "engine", "compute"), EVERY)
 def test_engine_agrees_with_serial(name: str, engine: str, compute: str) -> None:
-    found = run(conditions(name, "processes", {"workers": WORKERS[engine]}, **COMPUTES[compute]))
-    assert_same_run(reference(name, compute), found)
+    result = run(conditions(name, "processes", {"workers": WORKERS[engine]}, **COMPUTES[compute]))
+    assert_same_run(reference(name, compute), result)
 
 
 @pytest.mark.parametrize(("engine", "compute"), [("one worker", "live"), ("three workers", "batched")])
@@ -140,9 +140,9 @@ def test_any_number_of_workers_agrees_with_serial(name: str, engine: str, comput
 )
 def test_local_settings_mean_the_same_in_processes(local: Local) -> None:
     for name in ("fedavg", "fedper"):
-        same = {"local": local, "cohort": None, "drop_rate": 0.0}
-        serial = run(conditions(name, **same))
-        assert_same_run(serial, run(conditions(name, "processes", **same)))
+        settings = {"local": local, "cohort": None, "drop_rate": 0.0}
+        serial = run(conditions(name, **settings))
+        assert_same_run(serial, run(conditions(name, "processes", **settings)))
 
 
 def test_float32_has_the_same_bits_too() -> None:
@@ -153,10 +153,10 @@ def test_float32_has_the_same_bits_too() -> None:
 def test_a_million_idle_clients_cost_nothing_in_state() -> None:
     """Only clients that took part have a state."""
     result = reference("scaffold")
-    took_part = {key.split("/")[0] for key, _ in leaves(result.snapshot) if key.startswith("client ")}
-    assert 0 < len(took_part) <= len(SIZES)
-    one = run(conditions("scaffold", cohort=1, rounds=1, drop_rate=0.0))
-    assert len(one.snapshot.store) == 1
+    members = {key.split("/")[0] for key, _ in leaves(result.snapshot) if key.startswith("client ")}
+    assert 0 < len(members) <= len(SIZES)
+    single = run(conditions("scaffold", cohort=1, rounds=1, drop_rate=0.0))
+    assert len(single.snapshot.store) == 1
 
 
 def test_bad_engine_settings() -> None:

@@ -26,9 +26,9 @@ def test_parents_and_workers_killed_at_random_moments(
 ) -> None:
     monkeypatch.setattr(store, "ROOM", 0)
     disturb = runpy.run_path(str(BENCHMARK))["disturb"]
-    found = disturb("scaffold", engine, 4, np.random.default_rng(0), tmp_path, states)
-    assert found["parents"] + found["workers"] >= 4
-    assert {k: found[k] for k in ("same", "orphans", "left_over")} == {"same": True, "orphans": 0, "left_over": 0}
+    outcome = disturb("scaffold", engine, 4, np.random.default_rng(0), tmp_path, states)
+    assert outcome["parents"] + outcome["workers"] >= 4
+    assert {k: outcome[k] for k in ("same", "orphans", "left_over")} == {"same": True, "orphans": 0, "left_over": 0}
     assert all(list((tmp_path / "run-0" / kind).iterdir()) for kind in ("clients", "models"))
 
 
@@ -36,17 +36,20 @@ def test_parents_and_workers_killed_at_random_moments(
 @pytest.mark.skipif(sys.platform != "linux", reason="shared memory is looked up in /proc")
 def test_shared_memory_is_counted_for_the_processes_that_map_it() -> None:
     mapped = runpy.run_path(str(BENCHMARK))["mapped"]
-    with tempfile.NamedTemporaryFile(dir="/dev/shm") as theirs, tempfile.NamedTemporaryFile(dir="/dev/shm") as other:
-        theirs.truncate(mmap.PAGESIZE)
+    with (
+        tempfile.NamedTemporaryFile(dir="/dev/shm") as shared,
+        tempfile.NamedTemporaryFile(dir="/dev/shm") as unrelated,
+    ):
+        shared.truncate(mmap.PAGESIZE)
         child = os.fork()
         if not child:
             os.setpgid(0, 0)
-            memory = mmap.mmap(theirs.fileno(), mmap.PAGESIZE)
+            memory = mmap.mmap(shared.fileno(), mmap.PAGESIZE)
             os.kill(os.getpid(), signal.SIGSTOP)
             os._exit(len(memory) and 0)
         os.waitpid(child, os.WUNTRACED)
         try:
-            assert mapped(child) == {Path(theirs.name)}, f"{other.name} is another program's"
+            assert mapped(child) == {Path(shared.name)}, f"{unrelated.name} is another program's"
         finally:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)

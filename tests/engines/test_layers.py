@@ -39,8 +39,8 @@ def test_dropout_is_reproducible_and_the_same_in_processes() -> None:
     serial, again = go(**settings), go(**settings)
     assert_same_run(serial, again)
     assert_same_run(serial, go(engine="processes", engine_settings={"workers": 2}, **settings))
-    other = go(**settings | {"model": images(dropout=0.2)})
-    assert np.abs(theta(serial) - theta(other)).max() > 1e-4, "dropout did nothing"
+    less_dropout = go(**settings | {"model": images(dropout=0.2)})
+    assert np.abs(theta(serial) - theta(less_dropout)).max() > 1e-4, "dropout did nothing"
 
 
 def test_dropout_does_not_depend_on_what_was_drawn_before() -> None:
@@ -54,10 +54,10 @@ def test_dropout_does_not_depend_on_what_was_drawn_before() -> None:
 
 def test_dropout_is_different_at_every_client() -> None:
     """Two clients with the same samples, and so the same batch."""
-    one = pictures((8,))
+    federation = pictures((8,))
     twins = replace(
-        one,
-        **{name: CoreSplit(one.train.arrays, Index.of([one.train.index[0]] * 2)) for name in SPLITS},
+        federation,
+        **{name: CoreSplit(federation.train.arrays, Index.of([federation.train.index[0]] * 2)) for name in SPLITS},
     )
     settings = {
         "federation": twins,
@@ -113,9 +113,9 @@ def test_private_batch_norm_stays_at_the_client() -> None:
     """LG-FedAvg keeps the body, statistics included: none travel, and each client has its own."""
     result = go("lg_fedavg", federation=pictures(), model=images("batch"), local=SHORT)
     assert result.snapshot.server.buffers.numel() == 0
-    own = [state["personal"]["buffers"] for _, state in sorted(result.snapshot.store)]
-    assert all(len(buffers) == 9 for buffers in own)
-    assert (own[0] - own[1]).abs().max() > 1e-3
+    by_client = [state["personal"]["buffers"] for _, state in sorted(result.snapshot.store)]
+    assert all(len(buffers) == 9 for buffers in by_client)
+    assert (by_client[0] - by_client[1]).abs().max() > 1e-3
 
 
 def test_group_norm_is_the_same_in_processes() -> None:

@@ -36,23 +36,23 @@ def test_content_arrives_aligned_wherever_it_lay() -> None:
         raw = np.zeros(array.nbytes + 1, np.uint8)
         raw[1:] = np.frombuffer(array.tobytes(), np.uint8)
         shifted.append(np.frombuffer(raw.data, array.dtype, array.size, 1).reshape(array.shape))
-    found = unpack((message, shifted))
-    assert torch.equal(found["a"], sent["a"])
-    assert torch.equal(found["b"][0], sent["b"][0])
-    assert found["b"][2].dtype is torch.bool
-    assert bool(found["b"][2])
-    assert found["n"].tolist() == [0, 1, 2, 3, 4]
-    assert not found["a"].data_ptr() % 64
-    found["a"].add_(1)
+    received = unpack((message, shifted))
+    assert torch.equal(received["a"], sent["a"])
+    assert torch.equal(received["b"][0], sent["b"][0])
+    assert received["b"][2].dtype is torch.bool
+    assert bool(received["b"][2])
+    assert received["n"].tolist() == [0, 1, 2, 3, 4]
+    assert not received["a"].data_ptr() % 64
+    received["a"].add_(1)
     assert store[3] == 3, "a message shares no memory with what was sent"
 
 
 def test_a_tensor_is_sent_once_and_a_module_keeps_its_parameters() -> None:
     x, model = torch.ones(1000), nn.Linear(2, 2)
     assert nbytes(pack([x, x, {"again": x}])) < 5000
-    (found,) = unpack(pack([model]))
-    assert all(isinstance(p, nn.Parameter) and p.requires_grad for p in found.parameters())
-    assert torch.equal(found.weight, model.weight)
+    (received,) = unpack(pack([model]))
+    assert all(isinstance(p, nn.Parameter) and p.requires_grad for p in received.parameters())
+    assert torch.equal(received.weight, model.weight)
 
 
 def test_large_data_are_used_in_place() -> None:
@@ -66,57 +66,57 @@ def test_large_data_are_used_in_place() -> None:
 @pytest.mark.parametrize("name", ["feddyn", "scaffold", "fedper"])
 def test_a_chain_of_workers_has_the_sums_of_folds_in_order(name: str) -> None:
     """Blocks lie with two workers by turns; a chain that begins again finds them as they were."""
-    machine = FederatedTask(experiment(name))
-    plan, server = machine.plan, machine.state.server
-    down, states = server.broadcast(plan), client_states(plan, server.theta, machine.state.store)
+    task = FederatedTask(experiment(name))
+    plan, server = task.plan, task.state.server
+    down, states = server.broadcast(plan), client_states(plan, server.theta, task.state.store)
     cohort, weights = np.arange(6), np.linspace(0.1, 0.3, 6)
     expected = Fold()
-    for _, one in Serial(plan, Live).run([Group(down, cohort, states, weights)]):
-        expected.merge(one)
+    for _, block_fold in Serial(plan, Live).run([Group(down, cohort, states, weights)]):
+        expected.merge(block_fold)
     workers = Actor([]), Actor([])
     for worker in workers:
         worker.plan, worker.computes = plan, [Live(plan)]
     for number, cut in enumerate(blocks(6)):
         members = cohort[cut.start : cut.stop].tolist()
-        task = RemoteBlock(number, 0, members, weights[cut.start : cut.stop], [states(c) for c in members], keep=True)
-        (rest,) = unpack(workers[number % 2].fold(0, pack(down), pack([task])))
+        block = RemoteBlock(number, 0, members, weights[cut.start : cut.stop], [states(c) for c in members], keep=True)
+        (rest,) = unpack(workers[number % 2].fold(0, pack(down), pack([block])))
         assert not rest.sums
         assert [result.client for result in rest.results] == members
     for _ in range(2):
         total = None
         for number in range(len(blocks(6))):
             total = workers[number % 2].chain(total, [number])
-        found = unpack(total)  # type: ignore[arg-type]
-        assert found.keys() == expected.sums.keys()
-        assert all(torch.equal(found[slot], value) for slot, value in expected.sums.items())
+        sums = unpack(total)  # type: ignore[arg-type]
+        assert sums.keys() == expected.sums.keys()
+        assert all(torch.equal(sums[slot], value) for slot, value in expected.sums.items())
 
 
 def test_a_worker_answers_faults_in_a_part_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = FederatedTask(experiment())
+    task = FederatedTask(experiment())
     worker = Actor([])
-    worker.plan, worker.computes = machine.plan, [Live(machine.plan)]
+    worker.plan, worker.computes = task.plan, [Live(task.plan)]
 
     def stumble(*_: object) -> None:
         raise RuntimeError("the sample is cursed")
 
     monkeypatch.setattr(worker.computes[0], "losses", stumble)
-    down = pack(machine.state.server.broadcast(machine.plan))
-    found = unpack(worker.losses(0, down, pack([RemoteBlock(0, 0, [1], None, [{}])])))
-    assert isinstance(found, LossError)
-    assert str(found) == "its loss of the received model cannot be computed: RuntimeError: the sample is cursed."
+    down = pack(task.state.server.broadcast(task.plan))
+    error = unpack(worker.losses(0, down, pack([RemoteBlock(0, 0, [1], None, [{}])])))
+    assert isinstance(error, LossError)
+    assert str(error) == "its loss of the received model cannot be computed: RuntimeError: the sample is cursed."
 
 
 def test_a_worker_knows_losses_on_training_and_on_validation_samples() -> None:
-    machine = FederatedTask(experiment(methods.term(response="validation"), federation=with_validation(shift=1.0)))
-    plan, down = machine.plan, machine.state.server.broadcast(machine.plan)
+    task = FederatedTask(experiment(methods.term(response="validation"), federation=with_validation(shift=1.0)))
+    plan, down = task.plan, task.state.server.broadcast(task.plan)
     worker = Actor([])
     worker.plan, worker.computes = plan, [Live(plan)]
-    found = []
+    losses = []
     for held_out in (False, True):
         (answer,) = unpack(worker.losses(0, pack(down), pack([RemoteBlock(0, 0, [1], None, [{}])]), held_out))
         np.testing.assert_array_equal(answer, Serial(plan, Live).losses(down, np.array([1]), dict, held_out=held_out))
-        found.append(float(answer[0]))
-    assert found[0] != found[1]
+        losses.append(float(answer[0]))
+    assert losses[0] != losses[1]
 
 
 class WorkerError(Exception):
@@ -146,8 +146,8 @@ def without_answers(error: type[Exception]) -> Cluster:
 
 def test_an_answer_that_finds_no_room_is_not_asked_for_without_end() -> None:
     cluster, job = without_answers(FullError), RemoteJob([0], "fold", tuple)
-    ((given_up, _, answer),) = cluster.answers(TaskQueue(deque([job])), 3)
-    assert given_up is job
+    ((lost_job, _, answer),) = cluster.answers(TaskQueue(deque([job])), 3)
+    assert lost_job is job
     assert answer is None
     assert job.losses == 3
 
@@ -167,9 +167,9 @@ def test_sums_that_are_lost_each_time_end_the_round(monkeypatch: pytest.MonkeyPa
 
 
 def test_tensors_arrive_on_the_device_of_the_worker() -> None:
-    found = unpack(pack({"x": torch.ones(3), "n": np.arange(2), "net": nn.Linear(2, 2)}), "meta")
-    assert found["x"].device.type == found["net"].weight.device.type == "meta"
-    assert found["n"].tolist() == [0, 1]
+    content = unpack(pack({"x": torch.ones(3), "n": np.arange(2), "net": nn.Linear(2, 2)}), "meta")
+    assert content["x"].device.type == content["net"].weight.device.type == "meta"
+    assert content["n"].tolist() == [0, 1]
 
 
 def test_without_ray_the_engine_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,8 +180,8 @@ def test_without_ray_the_engine_names_its_extra(monkeypatch: pytest.MonkeyPatch)
 
 def test_every_block_is_dealt_once_whoever_asks() -> None:
     members = [Member(None, None) for _ in range(4)]
-    own = {member: deque(range(10 * n, 10 * n + 3 * n)) for n, member in enumerate(members[:3])}
-    queue = TaskQueue(deque([99]), own)
-    asked = [queue.take(members[n % 4]) for n in range(12)]
-    assert sorted(job for job in asked if job is not None) == [10, 11, 12, 20, 21, 22, 23, 24, 25, 99]
+    queues = {member: deque(range(10 * n, 10 * n + 3 * n)) for n, member in enumerate(members[:3])}
+    queue = TaskQueue(deque([99]), queues)
+    jobs = [queue.take(members[n % 4]) for n in range(12)]
+    assert sorted(job for job in jobs if job is not None) == [10, 11, 12, 20, 21, 22, 23, 24, 25, 99]
     assert not queue

@@ -42,10 +42,10 @@ def on_ray(method: str = "fedavg", gather: str = "chain", **changes: Any) -> Any
 def test_every_method_has_the_bits_of_serial(name: str, lent: Lent) -> None:
     """With the compute that suits it, chained; drop-outs included."""
     del lent
-    made = methods.make(name, **GENTLE.get(name, {}))
-    cohort = None if made.needs("full_participation") else 5
-    given = {"cohort": cohort, "rounds": 2, "drop_rate": 0.15, "seed": 11, "compute": "auto"}
-    assert_same_run(go(name, **given), on_ray(name, **given))
+    method = methods.make(name, **GENTLE.get(name, {}))
+    cohort = None if method.needs("full_participation") else 5
+    settings = {"cohort": cohort, "rounds": 2, "drop_rate": 0.15, "seed": 11, "compute": "auto"}
+    assert_same_run(go(name, **settings), on_ray(name, **settings))
 
 
 @pytest.mark.parametrize("gather", ["fold", "chain", "auto"])
@@ -53,10 +53,10 @@ def test_every_method_has_the_bits_of_serial(name: str, lent: Lent) -> None:
 def test_blocks_of_several_clients(gather: str, compute: str, lent: Lent) -> None:
     """With means of client models, float32, and one client that diverges."""
     del lent
-    given: dict[str, Any] = {"federation": with_marked_client(VICTIM, 1e160, MANY), "rounds": 2, "compute": compute}
-    given |= {"evaluation": Evaluation(what=("average", "received", "clients")), "drop_rate": 0.1}
-    reference = go("scaffold", **given)
-    assert_same_run(reference, on_ray("scaffold", gather, **given))
+    settings: dict[str, Any] = {"federation": with_marked_client(VICTIM, 1e160, MANY), "rounds": 2, "compute": compute}
+    settings |= {"evaluation": Evaluation(what=("average", "received", "clients")), "drop_rate": 0.1}
+    reference = go("scaffold", **settings)
+    assert_same_run(reference, on_ray("scaffold", gather, **settings))
 
 
 def test_augmentation_is_the_same(lent: Lent) -> None:
@@ -70,8 +70,8 @@ def several(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the first round on a worker does several blocks before it answers."""
     begin = MODULE.Ray.__init__
 
-    def light(self: Any, *given: Any, **settings: Any) -> None:
-        begin(self, *given, **settings)
+    def light(self: Any, *args: Any, **settings: Any) -> None:
+        begin(self, *args, **settings)
         self.light = True
 
     monkeypatch.setattr(MODULE.Ray, "__init__", light)
@@ -81,19 +81,23 @@ def several(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_blocks_of_a_dead_worker_are_redone(gather: str, lent: Lent, tmp_path: Path, several: None) -> None:
     del several
     diary = tmp_path / "deaths"
-    given = {"federation": with_marked_client(VICTIM, MARK, MANY), "model": guarded_net(suicide(1, diary)), "rounds": 2}
-    reference = go("scaffold", **given)
-    with pytest.warns(UserWarning, match="a worker of the cluster died; its clients were redone by others") as told:
-        result = on_ray("scaffold", gather, **given)
+    settings = {
+        "federation": with_marked_client(VICTIM, MARK, MANY),
+        "model": guarded_net(suicide(1, diary)),
+        "rounds": 2,
+    }
+    reference = go("scaffold", **settings)
+    with pytest.warns(UserWarning, match="a worker of the cluster died; its clients were redone by others") as warnings:
+        result = on_ray("scaffold", gather, **settings)
     assert diary.read_text() == "x", "no worker died, so nothing was tested"
-    assert len(told) == 1
+    assert len(warnings) == 1
     assert not result.failures
     assert_same_run(reference, result)
 
 
 def test_sums_that_died_with_their_worker_are_made_again(lent: Lent, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker is killed when all blocks are done, and before the chain goes through it."""
-    given = {"federation": classes(MANY), "rounds": 2}
+    settings = {"federation": classes(MANY), "rounds": 2}
     original, killed = MODULE._Blocks._total, []
 
     def total(self: Any, homes: dict[int, Any]) -> Any:
@@ -105,9 +109,9 @@ def test_sums_that_died_with_their_worker_are_made_again(lent: Lent, monkeypatch
         return original(self, homes)
 
     monkeypatch.setattr(MODULE._Blocks, "_total", total)
-    reference = go("feddyn", **given)
+    reference = go("feddyn", **settings)
     with pytest.warns(UserWarning, match="a worker of the cluster died"):
-        assert_same_run(reference, on_ray("feddyn", **given))
+        assert_same_run(reference, on_ray("feddyn", **settings))
     assert killed
     del lent
 
@@ -117,14 +121,14 @@ def test_a_client_that_kills_its_workers_is_left_out_by_name(
 ) -> None:
     """The others of its blocks count: the run is the one in which that client raises an error instead."""
     del lent, several
-    diary, given = tmp_path / "deaths", {"federation": with_marked_client(VICTIM, MARK, MANY), "rounds": 1}
-    there = go("feddyn", model=guarded_net(stumble), **given)
+    diary, settings = tmp_path / "deaths", {"federation": with_marked_client(VICTIM, MARK, MANY), "rounds": 1}
+    reference = go("feddyn", model=guarded_net(stumble), **settings)
     with pytest.warns(UserWarning, match="a worker of the cluster died"):
-        result = on_ray("feddyn", model=guarded_net(suicide(10**6, diary)), **given)
+        result = on_ray("feddyn", model=guarded_net(suicide(10**6, diary)), **settings)
     assert [str(f) for f in result.failures] == [
         f"round 1, client {VICTIM}: its worker process or its result was lost 4 times"
     ]
-    assert_same_run(there, result)
+    assert_same_run(reference, result)
     assert capfd.readouterr() == ("", ""), "what nodes report is not for the terminal"
 
 
@@ -152,12 +156,12 @@ def test_faults_in_the_code_end_the_run_with_a_sentence(lent: Lent) -> None:
 def test_what_a_cluster_does_not_have_is_refused_at_once(settings: dict[str, Any], sentence: str, lent: Lent) -> None:
     if not lent.members:
         on_ray(rounds=1)
-    begun = time.monotonic()
+    start = time.monotonic()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MODULE, "Cluster", Cluster)
         with pytest.raises(ConfigError, match=sentence):
             go(engine="ray", engine_settings=settings)
-    assert time.monotonic() - begun < 60  # Ray would wait for ever
+    assert time.monotonic() - start < 60  # Ray would wait for ever
 
 
 @pytest.mark.parametrize(
@@ -189,13 +193,13 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def begun(where: Path, words: list[str]) -> subprocess.Popen[str]:
+def start_program(folder: Path, words: list[str]) -> subprocess.Popen[str]:
     """The program after two rounds; begun again where Ray gave itself up, as it does after 30 s on a busy machine."""
-    deadline, metrics = time.monotonic() + 300, where / "here" / "metrics.jsonl"
+    deadline, metrics = time.monotonic() + 300, folder / "here" / "metrics.jsonl"
     while True:
         program = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, *words],
-            cwd=where, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+            cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
         while program.poll() is None:
             if metrics.exists() and metrics.read_text().count("\n") > 1:
@@ -204,13 +208,13 @@ def begun(where: Path, words: list[str]) -> subprocess.Popen[str]:
             time.sleep(0.05)
         out, err = program.communicate()
         assert "timed out during startup" in err, (out, err)
-        shutil.rmtree(where / "here", ignore_errors=True)
+        shutil.rmtree(folder / "here", ignore_errors=True)
 
 
 def test_nothing_is_left_after_ctrl_c(tmp_path: Path) -> None:
     """It reaches the whole process group, as in a terminal; the run writes its checkpoint and says how to go on."""
     words = ["run", "method=fedavg", "engine=ray", "engine.workers=1", "rounds=100000", "out=here"]
-    program = begun(tmp_path, words)
+    program = start_program(tmp_path, words)
     try:
         os.killpg(program.pid, signal.SIGINT)
         out, err = program.communicate(timeout=60)
@@ -237,23 +241,22 @@ from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.federated import run
 
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-other = cluster.add_node(num_cpus=1)
+node = cluster.add_node(num_cpus=1)
 
 class Killer(Callback):
     def on_round(self, record):
         if record["round"] == 1:
-            threading.Timer(0.03, cluster.remove_node, (other,), {"allow_graceful": False}).start()
+            threading.Timer(0.03, cluster.remove_node, (node,), {"allow_graceful": False}).start()
 
-given = {"federation": classes(tuple(2 + i % 3 for i in range(60))), "rounds": 4, "compute": "auto"}
+conditions = {"federation": classes(tuple(2 + i % 3 for i in range(60))), "rounds": 4, "compute": "auto"}
 states, out = sys.argv[2:]
-kept = {"client_state": states}
 settings = {"address": cluster.address, "workers": 2, "gather": "chain"}
-with warnings.catch_warnings(record=True) as told:
+with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    work = experiment("scaffold", engine="ray", engine_settings=settings, **kept, **given)
+    work = experiment("scaffold", engine="ray", engine_settings=settings, client_state=states, **conditions)
     result = run(work, out, callbacks=[Killer()])
-assert_same_run(go("scaffold", **given), result)
-print([str(w.message) for w in told if "worker" in str(w.message)])
+assert_same_run(go("scaffold", **conditions), result)
+print([str(w.message) for w in caught if "worker" in str(w.message)])
 cluster.shutdown()
 """
 
@@ -261,11 +264,11 @@ cluster.shutdown()
 def program(text: str, *words: str) -> list[str]:
     """The lines that a program prints, which can import the helpers of these tests."""
     tests = str(Path(__file__).parents[1])
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", text, tests, *words], capture_output=True, text=True, timeout=200, check=False
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    assert process.returncode == 0, process.stderr
+    return process.stdout.splitlines()
 
 
 @pytest.mark.parametrize("states", ["memory", "shared"])
@@ -290,11 +293,11 @@ from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.federated import run
 
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "num_gpus": 1, "include_dashboard": False})
-def settings(**given):
-    return {"engine": "ray", "engine_settings": {"address": cluster.address, **given}}
-for given in ({"gpus": 0.5, "workers": 3}, {"gpus": 2.0}, {"gpus": 1.0}):
+def settings(**changes):
+    return {"engine": "ray", "engine_settings": {"address": cluster.address, **changes}}
+for changes in ({"gpus": 0.5, "workers": 3}, {"gpus": 2.0}, {"gpus": 1.0}):
     try:
-        go(**settings(**given))
+        go(**settings(**changes))
     except FedLoomError as error:
         print(error)
 start = engine.Cluster._start
@@ -307,16 +310,16 @@ class Looks(Callback):
         while ray.available_resources().get("GPU", 0):
             time.sleep(0.1)
         alive = sum(actor["State"] == "ALIVE" for actor in ray._private.state.actors().values())
-        print(ray.cluster_resources()["GPU"], "taken by", alive)
+        print(ray.cluster_resources()["GPU"], "used by", alive)
 for _ in range(40):  # actors that could not start take a moment to be gone
     try:
-        found = run(experiment(rounds=1, **settings(gpus=0.5)), callbacks=[Looks()])
+        result = run(experiment(rounds=1, **settings(gpus=0.5)), callbacks=[Looks()])
         break
     except FedLoomError as error:
         if "has room for 0 now" not in str(error):
             raise
         time.sleep(0.5)
-assert_same_run(go(rounds=1), found)
+assert_same_run(go(rounds=1), result)
 cluster.shutdown()
 """
 
@@ -324,8 +327,8 @@ cluster.shutdown()
 @pytest.mark.skipif(which("nvidia-smi") is not None, reason="PyTorch can use a GPU here")
 def test_shares_of_gpus_are_asked_for_and_refused_in_a_sentence() -> None:
     """Ray's resources are numbers, so that a cluster may declare a GPU that is not there."""
-    crowded, none, no_cuda, taken = program(DECLARED_GPU)
+    crowded, none, no_cuda, use = program(DECLARED_GPU)
     assert re.search("workers is 3, but the cluster at .* has room for 2, with one CPU and 0.5 GPU each", crowded)
     assert re.search("workers is 1, but the cluster at .* has room for 0, with one CPU and 2 GPU each", none)
     assert re.search(r"cannot start \(ConfigError: PyTorch on .* can use no GPU; install its CUDA build", no_cuda)
-    assert taken == "1.0 taken by 2"
+    assert use == "1.0 used by 2"

@@ -63,34 +63,34 @@ def test_states_never_pass_the_driver_and_bits_are_those_of_serial(
 
     def step(self: FederatedTask) -> Any:
         before = self.engine.received  # type: ignore[union-attr]
-        done = task(self)
-        assert not any(done.report.states.values()), "a state came to the driver"
+        result = task(self)
+        assert not any(result.report.states.values()), "a state came to the driver"
         sizes.append(self.engine.received - before)  # type: ignore[union-attr]
-        return done
+        return result
 
     original = StateStore._write
     monkeypatch.setattr(FederatedTask, "step", step)
 
-    def written(self: StateStore, waiting: Mapping[int, State], *rest: Any) -> Any:
+    def write(self: StateStore, waiting: Mapping[int, State], *rest: Any) -> Any:
         assert not waiting, "the driver writes a state"
         return original(self, waiting, *rest)
 
-    monkeypatch.setattr(StateStore, "_write", written)
+    monkeypatch.setattr(StateStore, "_write", write)
     assert_same_run(reference, run(shared(method, gather, **changes), tmp_path / "out", checkpoint_every=2))
     if gather == "chain":
         assert max(sizes) < BESIDES
-    kept = checkpoint.available(tmp_path / "out" / "checkpoint")
-    assert files(tmp_path / "out") == set().union(*(referenced_files(path) for path in kept)), "nothing else is left"
+    paths = checkpoint.available(tmp_path / "out" / "checkpoint")
+    assert files(tmp_path / "out") == set().union(*(referenced_files(path) for path in paths)), "nothing else is left"
 
 
 def test_a_block_whose_worker_died_is_done_again(lent: Lent, tmp_path: Path) -> None:
     """Its first half may have written some states; those of the second time count."""
     del lent
     diary = tmp_path / "deaths"
-    given = {"federation": with_marked_client(2, MARK, MANY), "model": guarded_net(suicide(1, diary)), "rounds": 2}
-    reference = go("scaffold", **given)
+    settings = {"federation": with_marked_client(2, MARK, MANY), "model": guarded_net(suicide(1, diary)), "rounds": 2}
+    reference = go("scaffold", **settings)
     with pytest.warns(UserWarning, match="a worker of the cluster died"):
-        result = run(shared("scaffold", "chain", **given), tmp_path / "out")
+        result = run(shared("scaffold", "chain", **settings), tmp_path / "out")
     assert diary.read_text() == "x"
     assert not result.failures
     assert_same_run(reference, result)
@@ -102,7 +102,7 @@ def test_a_round_that_was_not_committed_leaves_no_trace(
 ) -> None:
     """The driver dies when all workers have written; another engine and kind of store may go on."""
     del lent
-    given: dict[str, Any] = {"federation": classes(MANY), "cohort": 30, "rounds": 4}
+    settings: dict[str, Any] = {"federation": classes(MANY), "cohort": 30, "rounds": 4}
     out, commit = tmp_path / "out", FederatedTask.commit
 
     class PowerCut(BaseException):
@@ -115,29 +115,30 @@ def test_a_round_that_was_not_committed_leaves_no_trace(
 
     monkeypatch.setattr(FederatedTask, "commit", cut)
     with pytest.raises(PowerCut):
-        run(shared("scaffold", **given), out, checkpoint_every=1, keep=1)
+        run(shared("scaffold", **settings), out, checkpoint_every=1, keep=1)
     new = [load((out / name).read_bytes()) for name in files(out) if name.startswith("clients/000003-")]
-    assert len({key.partition("/")[0] for held in new for key in held}) == 30
+    assert len({key.partition("/")[0] for tensors in new for key in tensors}) == 30
     monkeypatch.setattr(FederatedTask, "commit", commit)
-    work = {"ray": shared("scaffold", **given), "serial": experiment("scaffold", client_state="disk", **given)}[engine]
-    assert_same_run(go("scaffold", **given), run(work, out, resume=True, checkpoint_every=1, keep=1))
-    (kept,) = checkpoint.available(out / "checkpoint")
-    assert files(out) == referenced_files(kept)
+    on_disk = experiment("scaffold", client_state="disk", **settings)
+    work = shared("scaffold", **settings) if engine == "ray" else on_disk
+    assert_same_run(go("scaffold", **settings), run(work, out, resume=True, checkpoint_every=1, keep=1))
+    (path,) = checkpoint.available(out / "checkpoint")
+    assert files(out) == referenced_files(path)
 
 
 def test_altered_and_missing_states_end_the_run_in_a_sentence(lent: Lent, tmp_path: Path) -> None:
     del lent
-    given: dict[str, Any] = {"federation": classes(MANY), "rounds": 2}
-    run(shared("feddyn", **given), tmp_path / "out", checkpoint_every=1)
+    settings: dict[str, Any] = {"federation": classes(MANY), "rounds": 2}
+    run(shared("feddyn", **settings), tmp_path / "out", checkpoint_every=1)
     path = tmp_path / "out" / places(checkpoint.available(tmp_path / "out" / "checkpoint")[-1])[7]
     blob = path.read_bytes()
     path.write_bytes(blob[:-1] + bytes([blob[-1] ^ 1]))
-    later = shared("feddyn", **given | {"rounds": 4})
+    later = shared("feddyn", **settings | {"rounds": 4})
     with pytest.raises(CheckpointError, match=r"^the state of client \d+ cannot be used \(.* was altered: .* before"):
         run(later, tmp_path / "out", resume=True, checkpoint_every=1)
     assert [p.name for p in checkpoint.available(tmp_path / "out" / "checkpoint")][-1] == "round-000002"
     path.write_bytes(blob)
-    assert_same_run(go("feddyn", **given | {"rounds": 4}), run(later, tmp_path / "out", resume=True))
+    assert_same_run(go("feddyn", **settings | {"rounds": 4}), run(later, tmp_path / "out", resume=True))
 
 
 def test_a_node_that_does_not_see_the_folder(lent: Lent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,13 +147,13 @@ def test_a_node_that_does_not_see_the_folder(lent: Lent, tmp_path: Path, monkeyp
     original = StateStore.block
 
     def elsewhere(self: StateStore, clients: Collection[int], round: int) -> BlockFiles:
-        return replace(original(self, clients, round), folder=StateFolder(other))
+        return replace(original(self, clients, round), folder=StateFolder(folder))
 
     monkeypatch.setattr(StateStore, "block", elsewhere)
     for name, sentence in (("missing", "does not see the folder"), ("other", "is not in .*/out-other/clients/")):
-        other = tmp_path / name
+        folder = tmp_path / name
         if name == "other":
-            other.mkdir()
+            folder.mkdir()
         with pytest.raises(CheckpointError, match=f"{sentence}.*; client_state=shared needs a run directory that all"):
             run(shared("scaffold"), tmp_path / f"out-{name}")
 

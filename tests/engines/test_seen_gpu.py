@@ -87,17 +87,17 @@ def spoilt_between_rounds() -> None:
 
 
 def trials() -> None:
-    model, x, ours = tanh_net(), torch.zeros(1, FEATURES), os.getpid()
+    model, x, parent = tanh_net(), torch.zeros(1, FEATURES), os.getpid()
     assert trial.trial_reason(model, "logits", x) is None
     difference = trial._difference
 
-    def told(*args: object) -> str:
-        return "outputs" if os.getpid() != ours else "outputs here"
+    def compare_outputs(*args: object) -> str:
+        return "outputs" if os.getpid() != parent else "outputs here"
 
     def die(*args: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    trial._difference = told
+    trial._difference = compare_outputs
     assert str(trial.trial_reason(model, "logits", x)).endswith("has other outputs")
     trial._difference = die
     assert str(trial.trial_reason(model, "logits", x)).endswith("cannot be tried (the process that tried it died)")

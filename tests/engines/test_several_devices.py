@@ -34,8 +34,8 @@ def with_dropout() -> nn.Module:
 
 
 def on(*devices: str, **settings: Any) -> Any:
-    given = {"federation": classes(SIZES), "model": with_dropout, "compute": "batched", "rounds": 2} | settings
-    return go("scaffold", engine="processes", engine_settings={"devices": devices}, **given)
+    conditions = {"federation": classes(SIZES), "model": with_dropout, "compute": "batched", "rounds": 2} | settings
+    return go("scaffold", engine="processes", engine_settings={"devices": devices}, **conditions)
 
 
 def test_sums_have_the_same_bits_on_any_number_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,8 +67,8 @@ def test_a_cohort_is_shared_and_workers_take_turns(monkeypatch: pytest.MonkeyPat
         engine = Processes(task.plan, computes.make("batched"), workers, devices=PRETENDED[:count])
         assert engine.computes[0].blocks(len(SIZES)) == [range(len(SIZES))]
         assert [*map(len, engine._blocks(Group(down, np.arange(len(SIZES)), lambda client: {})))] == [2, 2, 1, 1]
-    one, two = PRETENDED[:2]
-    assert where == [one, one, two, one, two, one, two]
+    first, second = PRETENDED[:2]
+    assert where == [first, first, second, first, second, first, second]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:x", "gpu:9", "cuda:0"])

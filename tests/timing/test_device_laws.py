@@ -24,8 +24,8 @@ CLIENTS = 999
 )
 def test_durations_relative_to_the_median_device(devices: Devices, law: Any) -> None:
     fleet = devices.fleet(CLIENTS, 0)
-    for setting, found in ((devices.speed, fleet.speed), (devices.up, fleet.up)):
-        times = setting / found
+    for setting, rates in ((devices.speed, fleet.speed), (devices.up, fleet.up)):
+        times = setting / rates
         if law is None:  # (rank / median rank)^a
             np.testing.assert_allclose(np.sort(times), (np.arange(1, CLIENTS + 1) / 500) ** 2)
         else:
@@ -37,8 +37,8 @@ def test_durations_relative_to_the_median_device(devices: Devices, law: Any) -> 
 
 def test_grades_are_equally_many() -> None:
     fleet = Grades(speeds=(1.0, 0.3, 0.1)).fleet(CLIENTS, 0)
-    for found, setting in ((fleet.speed, 1e10), (fleet.up, 6e5)):
-        values, counts = np.unique(found / setting, return_counts=True)
+    for rates, setting in ((fleet.speed, 1e10), (fleet.up, 6e5)):
+        values, counts = np.unique(rates / setting, return_counts=True)
         assert values == pytest.approx([0.1, 0.3, 1.0])
         assert counts.tolist() == [333] * 3
 
@@ -53,12 +53,12 @@ def test_jitter_is_lognormal_and_drawn_anew_for_each_version() -> None:
 
 def test_clients_are_there_for_their_share_of_a_day() -> None:
     devices, clients = Equal(availability=0.3, day=100.0), np.arange(7)
-    found = np.array([devices.present(clients, time, 0) for time in np.linspace(0, 200, 2000, endpoint=False)])
-    np.testing.assert_allclose(found.mean(0), 0.3, atol=1e-3)
-    time, begun = 0.0, np.zeros(7, dtype=int)
+    presence = np.array([devices.present(clients, time, 0) for time in np.linspace(0, 200, 2000, endpoint=False)])
+    np.testing.assert_allclose(presence.mean(0), 0.3, atol=1e-3)
+    time, arrivals = 0.0, np.zeros(7, dtype=int)
     while time < 200:  # one client after the other arrives, each once a day
         before, time = time, devices.change(time, 7, 0)
-        there = devices.present(clients, before, 0)
-        assert not any((devices.present(clients, s, 0) & ~there).any() for s in np.linspace(before, time, 20)[:-1])
-        begun += devices.present(clients, time, 0) & ~devices.present(clients, time - 1e-6, 0)
-    assert set(begun.tolist()) <= {2, 3}
+        available = devices.present(clients, before, 0)
+        assert not any((devices.present(clients, s, 0) & ~available).any() for s in np.linspace(before, time, 20)[:-1])
+        arrivals += devices.present(clients, time, 0) & ~devices.present(clients, time - 1e-6, 0)
+    assert set(arrivals.tolist()) <= {2, 3}

@@ -26,11 +26,11 @@ def table(path: Path, text: str) -> Path:
 
 
 def test_columns_of_a_table(tmp_path: Path) -> None:
-    own = table(tmp_path / "own.csv", "client,speed,latency\n1,2e9,0.5\n0,1e9,0.25\n")
-    fleet = Recorded(path=own, up=7.0).fleet(2, 0)
+    by_client = table(tmp_path / "own.csv", "client,speed,latency\n1,2e9,0.5\n0,1e9,0.25\n")
+    fleet = Recorded(path=by_client, up=7.0).fleet(2, 0)
     assert (fleet.speed.tolist(), fleet.latency.tolist(), fleet.up.tolist()) == ([1e9, 2e9], [0.25, 0.5], [7, 7])
-    traced = table(tmp_path / "traced.csv", "computation,communication\n10,8\n20,80\n40,800\n")
-    fleet = Recorded(path=traced, speed=4e9).fleet(3, 0)
+    trace = table(tmp_path / "traced.csv", "computation,communication\n10,8\n20,80\n40,800\n")
+    fleet = Recorded(path=trace, speed=4e9).fleet(3, 0)
     assert sorted(fleet.speed.tolist()) == [2e9, 4e9, 8e9]  # the median takes 20 ms a sample
     assert sorted(fleet.down.tolist()) == [1000, 10_000, 100_000]
 
@@ -39,8 +39,8 @@ def test_intervals_repeat(tmp_path: Path) -> None:
     path = table(tmp_path / "fleet.csv", "speed\n1e9\n")
     hours = table(tmp_path / "hours.csv", "client,start,end\n0,10,20\n1,50,60\n1,0,5\n")
     devices = Recorded(path=path, intervals=hours, day=100.0)
-    found = {t: devices.present(np.arange(3), t, 0).tolist() for t in (0.0, 12.0, 20.0, 55.0, 112.0)}
-    assert found == {0.0: [False, True, False], 12.0: [True, False, False], 20.0: [False] * 3,
+    presence = {t: devices.present(np.arange(3), t, 0).tolist() for t in (0.0, 12.0, 20.0, 55.0, 112.0)}
+    assert presence == {0.0: [False, True, False], 12.0: [True, False, False], 20.0: [False] * 3,
                      55.0: [False, True, False], 112.0: [True, False, False]}  # fmt: skip
     assert [devices.change(t, 3, 0) for t in (0.0, 10.0, 70.0, 150.0)] == [10.0, 50.0, 100.0, 200.0]
 
@@ -88,32 +88,32 @@ def test_clients_without_the_memory_for_their_work_are_named_and_never_invited(t
         out = tmp_path / repr(schedule)
         result = run(experiment("fedavg", cohort=3, rounds=6, schedule=schedule, devices=Recorded(path=path)), out)
         assert set(RunDirectory(out).mixing()["client"]) == {0, 1, 3, 5}
-        (said,) = [one for one in result.summary["warnings"] if "memory" in one]
-        assert "2 of 6 clients, of whom client 2 is the first, have less memory" in said
-    some = FederatedTask(experiment("fedavg", devices=Lognormal(memory=5e3))).clock
-    assert some is not None
-    assert 0 < some.fits.sum() < 6
-    assert some.conditions["available"](np.arange(6), 0.0).tolist() == some.fits.tolist()
+        (warning,) = [line for line in result.summary["warnings"] if "memory" in line]
+        assert "2 of 6 clients, of whom client 2 is the first, have less memory" in warning
+    clock = FederatedTask(experiment("fedavg", devices=Lognormal(memory=5e3))).clock
+    assert clock is not None
+    assert 0 < clock.fits.sum() < 6
+    assert clock.conditions["available"](np.arange(6), 0.0).tolist() == clock.fits.tolist()
     with pytest.raises(ConfigError, match="no device has the memory that its client's work takes"):
         go("fedavg", devices=Equal(memory=10.0))
 
 
 def test_memory_is_of_model_optimiser_and_mini_batch() -> None:
-    def of(method: str = "fedavg", **local: Any) -> np.ndarray:
+    def memory(method: str = "fedavg", **local: Any) -> np.ndarray:
         task = FederatedTask(experiment(method, devices=Equal(), local=Local(**{"steps": 2, "batch_size": 4} | local)))
         assert task.clock is not None
         return task.clock.memory
 
     task = FederatedTask(experiment("fedavg"))
     size = task.state.server.theta.nbytes
-    layers = sum(one.out_features for one in task.plan.model.modules() if isinstance(one, torch.nn.Linear))
-    assert (of() >= 3 * size + 4 * 8 * layers).all()  # received, trained, gradient; outputs of layers in float64
-    np.testing.assert_allclose(of(optimiser="adam") - of(), 2 * size)
-    assert (of("scaffold") - of() >= 2 * size).all()  # c and c_i
-    assert (of(batch_size=8) >= of()).all()
-    np.testing.assert_array_equal(of(batch_size=999), of(batch_size=0))  # nobody's mini-batch is larger than their data
-    assert (of(batch_size=8) > of()).any()
-    assert len(set(of("heterofl"))) > 1
+    layers = sum(module.out_features for module in task.plan.model.modules() if isinstance(module, torch.nn.Linear))
+    assert (memory() >= 3 * size + 4 * 8 * layers).all()  # received, trained, gradient; outputs of layers in float64
+    np.testing.assert_allclose(memory(optimiser="adam") - memory(), 2 * size)
+    assert (memory("scaffold") - memory() >= 2 * size).all()  # c and c_i
+    assert (memory(batch_size=8) >= memory()).all()
+    np.testing.assert_array_equal(memory(batch_size=999), memory(batch_size=0))  # no mini-batch exceeds the data
+    assert (memory(batch_size=8) > memory()).any()
+    assert len(set(memory("heterofl"))) > 1
 
 
 def test_evaluation_by_the_clock(tmp_path: Path) -> None:
@@ -121,16 +121,16 @@ def test_evaluation_by_the_clock(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"schedule": Buffered(2), "devices": Lognormal(), "cohort": 4}
     clocks = [record["clock"] for record in go("fedavg", rounds=9, **settings).history]
     evaluation = Evaluation(hours=clocks[-1] / 3600 / 3.5)
-    whole = go("fedavg", rounds=9, evaluation=evaluation, **settings)
+    full_run = go("fedavg", rounds=9, evaluation=evaluation, **settings)
     due = [sum(clock >= 3600 * evaluation.hours * n for n in (1, 2, 3)) for clock in [0.0, *clocks]]
-    wanted = [b > a or t == 8 for t, (a, b) in enumerate(pairwise(due))]
-    assert 2 < sum(wanted) < 6
-    assert ["global/loss" in record for record in whole.history] == wanted
+    evaluated = [b > a or t == 8 for t, (a, b) in enumerate(pairwise(due))]
+    assert 2 < sum(evaluated) < 6
+    assert ["global/loss" in record for record in full_run.history] == evaluated
     assert due[3] > 0
-    assert not wanted[3]
+    assert not evaluated[3]
     run(experiment("fedavg", rounds=3, evaluation=evaluation, **settings), tmp_path)
-    again = run(experiment("fedavg", rounds=9, evaluation=evaluation, **settings), tmp_path, resume=True)
-    assert ["global/loss" in record for record in again.history[3:]] == wanted[3:]
+    resumed = run(experiment("fedavg", rounds=9, evaluation=evaluation, **settings), tmp_path, resume=True)
+    assert ["global/loss" in record for record in resumed.history[3:]] == evaluated[3:]
     with pytest.raises(ConfigError, match="goes by the clock; set devices"):
         experiment("fedavg", evaluation=evaluation)
 

@@ -42,7 +42,7 @@ def world(size: int) -> World:
     return World(CLIENTS, size, lambda t, count: draw_cohort(CLIENTS, count, 0, t), seconds)
 
 
-def machine(method: Any, schedule: Any, size: int, rounds: int, **changes: Any) -> FederatedTask:
+def federated_task(method: Any, schedule: Any, size: int, rounds: int, **changes: Any) -> FederatedTask:
     settings: dict[str, Any] = {"schedule": schedule, "devices": Equal(), "cohort": size, "rounds": rounds}
     local = Local(steps=STEPS, batch_size=0, lr=RATE, weight_decay=0.0)
     task = FederatedTask(experiment(method, model=linear, local=local, federation=classes(), **settings, **changes))
@@ -51,7 +51,7 @@ def machine(method: Any, schedule: Any, size: int, rounds: int, **changes: Any) 
     return task
 
 
-def trained(x: np.ndarray, y: np.ndarray, theta: np.ndarray, pull: float = 0.0) -> np.ndarray:
+def train(x: np.ndarray, y: np.ndarray, theta: np.ndarray, pull: float = 0.0) -> np.ndarray:
     """Full-batch gradient descent on the cross entropy of a linear model [C, d + 1], with (μ/2)‖θ - θ^s‖²."""
     start, x = theta, np.column_stack([x, np.ones(len(x))])
     for _ in range(STEPS):
@@ -77,19 +77,19 @@ class Simulator:
         free = self.size - len(self.heap)
         if not free:
             return
-        chosen = world(self.size).invite(free, version, self.wave, self.busy, self.clock)
+        clients = world(self.size).invite(free, version, self.wave, self.busy, self.clock)
         self.wave += 1
-        for client in chosen.tolist():
+        for client in clients.tolist():
             end = self.clock + float(seconds(np.array([client]), version)[0])
             heappush(self.heap, (end, client, version, self.work(client, theta)))
             self.busy.add(client)
 
     def arrivals(self) -> list[tuple[int, int, Any]]:
         self.clock = self.heap[0][0]
-        found = []
+        results = []
         while self.heap and self.heap[0][0] == self.clock:
-            found.append(heappop(self.heap)[1:])
-        return found
+            results.append(heappop(self.heap)[1:])
+        return results
 
 
 def start(task: FederatedTask) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
@@ -97,10 +97,10 @@ def start(task: FederatedTask) -> tuple[np.ndarray, list[tuple[np.ndarray, np.nd
     split = task.federation.train
     rows = [split.index[client] for client in range(CLIENTS)]
     x, y = split.arrays.x.double().numpy(), split.arrays.y.numpy()
-    return np.column_stack([weight, bias]), [(x[own], y[own]) for own in rows]
+    return np.column_stack([weight, bias]), [(x[indices], y[indices]) for indices in rows]
 
 
-def ours(task: FederatedTask, steps: int) -> tuple[np.ndarray, list[float]]:
+def train_with_library(task: FederatedTask, steps: int) -> tuple[np.ndarray, list[float]]:
     clocks = []
     for _ in range(steps):
         clocks.append(task.commit(task.step())[0]["clock"])
@@ -109,21 +109,21 @@ def ours(task: FederatedTask, steps: int) -> tuple[np.ndarray, list[float]]:
     return np.column_stack([theta[:split].reshape(CLASSES, FEATURES), theta[split:]]), clocks
 
 
-def simulated(
+def simulate(
     theta: np.ndarray, size: int, k: int, steps: int, work: Callable[[int, np.ndarray], Any],
     step: Callable[[np.ndarray, list[tuple[int, int, Any]]], np.ndarray],
 ) -> tuple[np.ndarray, list[float]]:  # fmt: skip
     """``step(θ, [(client, staleness, work)])`` is the server's; the buffer holds k."""
-    machine, version, buffer, clocks = Simulator(size, work), 0, [], []
+    simulator, version, buffer, clocks = Simulator(size, work), 0, [], []
     while version < steps:
-        machine.invite(theta, version)
-        buffer += machine.arrivals()
+        simulator.invite(theta, version)
+        buffer += simulator.arrivals()
         while len(buffer) >= k and version < steps:
-            taken, buffer = buffer[:k], buffer[k:]
-            theta = step(theta, [(client, version - begun, one) for client, begun, one in taken])
-            machine.busy -= {client for client, _, _ in taken}
-            version, machine.wave = version + 1, 0
-            clocks.append(machine.clock)
+            members, buffer = buffer[:k], buffer[k:]
+            theta = step(theta, [(client, version - s, result) for client, s, result in members])
+            simulator.busy -= {client for client, _, _ in members}
+            version, simulator.wave = version + 1, 0
+            clocks.append(simulator.clock)
     return theta, clocks
 
 
@@ -134,7 +134,7 @@ def test_many_are_invited_among_the_free_and_each_once() -> None:
 
 
 def test_fedbuff_with_server_momentum() -> None:
-    task = machine(methods.make("fedbuff", server_lr=0.7, momentum=0.5), Buffered(2), 4, 40)
+    task = federated_task(methods.make("fedbuff", server_lr=0.7, momentum=0.5), Buffered(2), 4, 40)
     theta, data = start(task)
     momentum = np.zeros_like(theta)
 
@@ -143,16 +143,16 @@ def test_fedbuff_with_server_momentum() -> None:
         momentum = 0.5 * momentum + sum(delta / np.sqrt(1 + s) for _, s, delta in buffer) / len(buffer)
         return theta - 0.7 * momentum
 
-    work = lambda client, theta: theta - trained(*data[client], theta)  # noqa: E731
-    expected, clocks = simulated(theta, 4, 2, 40, work, step)
-    found, ticks = ours(task, 40)
+    work = lambda client, theta: theta - train(*data[client], theta)  # noqa: E731
+    expected, clocks = simulate(theta, 4, 2, 40, work, step)
+    actual, ticks = train_with_library(task, 40)
     assert ticks == clocks
-    np.testing.assert_allclose(found, expected, atol=1e-12)
+    np.testing.assert_allclose(actual, expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("rule", ["polynomial", "hinge", "constant"])
 def test_fedasync(rule: str) -> None:
-    task = machine(methods.make("fedasync", alpha=0.6, mu=0.05, rule=rule, a=0.5, b=1.0), Asynchronous(), 4, 60)
+    task = federated_task(methods.make("fedasync", alpha=0.6, mu=0.05, rule=rule, a=0.5, b=1.0), Asynchronous(), 4, 60)
     theta, data = start(task)
     discount = {
         "polynomial": lambda s: (1 + s) ** -0.5,
@@ -165,16 +165,16 @@ def test_fedasync(rule: str) -> None:
         alpha = 0.6 * discount(s)
         return (1 - alpha) * theta + alpha * model
 
-    work = lambda client, theta: trained(*data[client], theta, 0.05)  # noqa: E731
-    expected, clocks = simulated(theta, 4, 1, 60, work, step)
-    found, ticks = ours(task, 60)
+    work = lambda client, theta: train(*data[client], theta, 0.05)  # noqa: E731
+    expected, clocks = simulate(theta, 4, 1, 60, work, step)
+    actual, ticks = train_with_library(task, 60)
     assert ticks == clocks
-    np.testing.assert_allclose(found, expected, atol=1e-12)
+    np.testing.assert_allclose(actual, expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("method", ["mifa", "ca2fl"])
 def test_cached_updates(method: str) -> None:
-    task = machine(method, Buffered(2), 4, 40)
+    task = federated_task(method, Buffered(2), 4, 40)
     theta, data = start(task)
     cache = np.zeros((CLIENTS, *theta.shape))
 
@@ -185,27 +185,27 @@ def test_cached_updates(method: str) -> None:
             cache[client] = delta
         return theta - (cache.mean(0) if method == "mifa" else before + change)
 
-    work = lambda client, theta: theta - trained(*data[client], theta)  # noqa: E731
-    expected, clocks = simulated(theta, 4, 2, 40, work, step)
-    found, ticks = ours(task, 40)
+    work = lambda client, theta: theta - train(*data[client], theta)  # noqa: E731
+    expected, clocks = simulate(theta, 4, 2, 40, work, step)
+    actual, ticks = train_with_library(task, 40)
     assert ticks == clocks
-    np.testing.assert_allclose(found, expected, atol=1e-12)
+    np.testing.assert_allclose(actual, expected, atol=1e-12)
 
 
 def test_delay_compensation() -> None:
     """Δ + λ/(aη) Δ ⊙ Δ ⊙ (θ^t - θ^s): the model that the client received is needed as well."""
-    task = machine(methods.make("dcasgd", lam=0.3), Asynchronous(), 4, 40)
+    task = federated_task(methods.make("dcasgd", lam=0.3), Asynchronous(), 4, 40)
     theta, data = start(task)
 
     def step(theta: np.ndarray, buffer: list[tuple[int, int, Any]]) -> np.ndarray:
         ((_, _, (received, delta)),) = buffer
         return theta - delta - 0.3 / (STEPS * RATE) * delta**2 * (theta - received)
 
-    work = lambda client, theta: (theta, theta - trained(*data[client], theta))  # noqa: E731
-    expected, clocks = simulated(theta, 4, 1, 40, work, step)
-    found, ticks = ours(task, 40)
+    work = lambda client, theta: (theta, theta - train(*data[client], theta))  # noqa: E731
+    expected, clocks = simulate(theta, 4, 1, 40, work, step)
+    actual, ticks = train_with_library(task, 40)
     assert ticks == clocks
-    np.testing.assert_allclose(found, expected, atol=1e-12)
+    np.testing.assert_allclose(actual, expected, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -221,14 +221,14 @@ def test_delay_compensation() -> None:
 )
 def test_drift_corrections_reach_the_minimiser_when_stale(method: str, schedule: Any, rate: float, steps: int) -> None:
     """Their fixed points do not mention versions; with k = 1 of 4 at work, the server's rate must be about k/4."""
-    made = methods.make(method, **({"alpha": 0.5, "size_weighted": False} if method == "feddyn" else {}))
-    task = machine(replace(made, server=SGD(lr=rate)), schedule, 4, steps)
+    base = methods.make(method, **({"alpha": 0.5, "size_weighted": False} if method == "feddyn" else {}))
+    task = federated_task(replace(base, server=SGD(lr=rate)), schedule, 4, steps)
     _, data = start(task)
-    found, _ = ours(task, steps)
-    gradient = np.zeros_like(found)
+    theta, _ = train_with_library(task, steps)
+    gradient = np.zeros_like(theta)
     for x, y in data:
         design = np.column_stack([x, np.ones(len(x))])
-        p = np.exp(design @ found.T)
+        p = np.exp(design @ theta.T)
         p /= p.sum(1, keepdims=True)
         gradient += (p - np.eye(CLASSES)[y]).T @ design / len(x) / CLIENTS
     assert np.abs(gradient).max() < 1e-3

@@ -43,7 +43,7 @@ KINDS = ("fedavg", "feddyn", "scaffold", "ditto", "fedper", "heterofl", "fedbn",
 def world(clients: int = 50, size: int = 10, **settings: Any) -> World:
     rates = np.random.default_rng(0).lognormal(sigma=1.0, size=clients)
     draw = lambda t, n: np.sort(np.random.default_rng(t).choice(clients, n, replace=False))  # noqa: E731
-    seconds = lambda chosen, version: rates[chosen] * (1 + 0.1 * np.sin(version + chosen))  # noqa: E731
+    seconds = lambda invited, version: rates[invited] * (1 + 0.1 * np.sin(version + invited))  # noqa: E731
     return World(clients, size, draw, seconds, expected=lambda: rates, **settings)
 
 
@@ -55,7 +55,7 @@ def steps(schedule: Schedule, count: int = 200, **settings: Any) -> list[Arrival
 def test_time_runs_forward_and_no_client_overlaps_itself(schedule: Schedule) -> None:
     free = np.zeros(50)  # when each client's last work ended
     received: dict[int, list[int]] = {}
-    taken: dict[int, list[int]] = {}
+    arrived: dict[int, list[int]] = {}
     clock = 0.0
     for t, step in enumerate(steps(schedule)):
         assert step.clock >= clock
@@ -70,17 +70,17 @@ def test_time_runs_forward_and_no_client_overlaps_itself(schedule: Schedule) -> 
         free[step.clients] = clock
         received[t] = step.received.tolist()
         for client, version in zip(step.clients.tolist(), step.versions.tolist(), strict=True):
-            taken.setdefault(version, []).append(client)
+            arrived.setdefault(version, []).append(client)
             assert client in received[version]
-        assert set(step.in_flight) == {s for s in received if len(taken.get(s, ())) < len(received[s])}
+        assert set(step.in_flight) == {s for s in received if len(arrived.get(s, ())) < len(received[s])}
 
 
 @pytest.mark.parametrize("schedule", [OverSelect(0.0), Deadline(1.0), Buffered()], ids=repr)
 def test_schedules_that_wait_for_everyone_are_rounds(schedule: Schedule) -> None:
     equal = replace(world(), seconds=lambda clients, version: np.ones(len(clients)))
-    for one, other, _ in zip(schedule.steps(equal), Rounds().steps(equal), range(30), strict=False):
+    for step, plain, _ in zip(schedule.steps(equal), Rounds().steps(equal), range(30), strict=False):
         for name in ("clients", "versions", "clock", "begin", "end", "late"):
-            np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+            np.testing.assert_array_equal(getattr(step, name), getattr(plain, name))
 
 
 def test_late_clients_and_their_cost() -> None:
@@ -89,19 +89,19 @@ def test_late_clients_and_their_cost() -> None:
             assert (~step.late).sum() == size
             assert len(step.clients) == invited
             assert (step.end[step.late] == step.clock).all()
-    some = [step.late.any() for step in steps(Deadline(2.0))]
-    assert any(some)
-    assert not all(some)
+    late = [step.late.any() for step in steps(Deadline(2.0))]
+    assert any(late)
+    assert not all(late)
     clocks = np.diff([0.0, *(step.clock for step in steps(Deadline(2.0)))])
     assert clocks.max() == pytest.approx(2.0)
 
 
 def test_work_at_a_time_and_clients_per_step() -> None:
     for schedule, size in ((Buffered(4), 4), (Asynchronous(), 1)):
-        found = steps(schedule)
-        assert {len(step.clients) for step in found} == {size}
-        begin, end = (np.concatenate([getattr(step, name) for step in found]) for name in ("begin", "end"))
-        for moment in np.linspace(0.1, found[100].clock, 50):
+        arrivals = steps(schedule)
+        assert {len(step.clients) for step in arrivals} == {size}
+        begin, end = (np.concatenate([getattr(step, name) for step in arrivals]) for name in ("begin", "end"))
+        for moment in np.linspace(0.1, arrivals[100].clock, 50):
             assert ((begin <= moment) & (moment < end)).sum() <= 10
     for t, step in enumerate(steps(Semi(0.5))):
         assert step.clock / 0.5 == pytest.approx(round(step.clock / 0.5))
@@ -113,16 +113,16 @@ def test_tiers_hold_clients_of_the_same_speed() -> None:
     tier = np.empty(50, dtype=int)
     for number, members in enumerate(np.array_split(np.argsort(expected), 5)):
         tier[members] = number
-    chosen = [set(tier[step.clients]) for step in steps(Tiers(5))]
-    assert all(len(one) == 1 for one in chosen)
-    assert set().union(*chosen) == set(range(5))
+    tiers = [set(tier[step.clients]) for step in steps(Tiers(5))]
+    assert all(len(numbers) == 1 for numbers in tiers)
+    assert set().union(*tiers) == set(range(5))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
 def test_clients_are_invited_only_while_they_are_there(schedule: Schedule) -> None:
     present = lambda clients, time: (clients + int(time / 3)) % 3 == 0  # noqa: E731
-    there = {"available": present, "change": lambda time: 3 * (int(time / 3) + 1.0)}
-    for step in steps(schedule, 40, **there):
+    availability = {"available": present, "change": lambda time: 3 * (int(time / 3) + 1.0)}
+    for step in steps(schedule, 40, **availability):
         for client, begin in zip(step.clients, step.begin, strict=True):
             assert present(np.array([client]), float(begin)).all()
 
@@ -138,9 +138,9 @@ def test_identities_of_runs(method: str, schedule: Schedule, devices: Devices) -
     settings: dict[str, Any] = {"cohort": 4, "drop_rate": 0.2, "rounds": 4}
     plain, timed = go(method, **settings), go(method, schedule=schedule, devices=devices, **settings)
     assert_same_state(plain.snapshot, timed.snapshot)
-    for one, other in zip(plain.history, timed.history, strict=True):
-        assert all(other[key] == value for key, value in one.items() if key != "seconds")
-        assert other["clock"] > 0
+    for record, timed_record in zip(plain.history, timed.history, strict=True):
+        assert all(timed_record[key] == value for key, value in record.items() if key != "seconds")
+        assert timed_record["clock"] > 0
     assert not timed.snapshot.versions
 
 
@@ -154,7 +154,7 @@ def test_one_client_at_a_time_is_sequential_sgd() -> None:
 
 def clocks(method: str, **changes: Any) -> list[tuple[float, ...]]:
     result = go(method, **({"devices": UNEQUAL, "cohort": 4, "rounds": 6} | changes))
-    return [tuple(one[key] for key in ("clock", "time/work", "staleness/mean")) for one in result.history]
+    return [tuple(record[key] for key in ("clock", "time/work", "staleness/mean")) for record in result.history]
 
 
 def test_the_timeline_depends_on_time_alone() -> None:
@@ -182,14 +182,14 @@ def test_the_same_bits_in_processes(method: str, schedule: Schedule) -> None:
 def test_stopped_at_any_step_and_resumed(method: str, schedule: Schedule, tmp_path: Path) -> None:
     what = Evaluation(what=("global", "average", "cohort"))
     settings: dict[str, Any] = {"schedule": schedule, "devices": UNEQUAL, "cohort": 4, "evaluation": what}
-    whole = go(method, rounds=7, **settings)
+    full_run = go(method, rounds=7, **settings)
     for stop in (1, 4):
         out = tmp_path / str(stop)
         run(experiment(method, rounds=stop, **settings), out)
-        again = run(experiment(method, rounds=7, **settings), out, resume=True)
-        assert_same_state(whole.snapshot, again.snapshot)
-        assert whole.history[-1]["average/loss"] == again.history[-1]["average/loss"]
-        assert whole.snapshot.versions.keys() == again.snapshot.versions.keys()
+        resumed = run(experiment(method, rounds=7, **settings), out, resume=True)
+        assert_same_state(full_run.snapshot, resumed.snapshot)
+        assert full_run.history[-1]["average/loss"] == resumed.history[-1]["average/loss"]
+        assert full_run.snapshot.versions.keys() == resumed.snapshot.versions.keys()
 
 
 def test_live_and_batched_agree_when_stale() -> None:
@@ -205,8 +205,8 @@ def test_server_means_stay_means_of_client_states(method: str) -> None:
     result = go(method, schedule=Buffered(2), devices=UNEQUAL, cohort=4, rounds=12)
     state = dict(leaves(result.snapshot))
     (name,) = [key for key in state if key.startswith("server/drift/")]
-    own = [value for key, value in state.items() if key.startswith("client") and "/drift/" in key]
-    mean = torch.stack(own).sum(0) / len(SIZES)
+    client_states = [value for key, value in state.items() if key.startswith("client") and "/drift/" in key]
+    mean = torch.stack(client_states).sum(0) / len(SIZES)
     assert (state[name] - mean).abs().max() < 1e-12 or (state[name] + mean).abs().max() < 1e-12
 
 
@@ -217,9 +217,9 @@ def test_a_run_on_record_gives_its_model_again(schedule: Schedule, tmp_path: Pat
     assert_same_state(go("scaffold", schedule=replay, cohort=4, rounds=8).snapshot, first.snapshot)
     with pytest.raises(ConfigError, match="has 8 rounds, fewer than the run; set rounds=8"):
         go("scaffold", schedule=replay, cohort=4, rounds=9)
-    found = list(islice(replay.steps(world()), 8))
-    for t, step in enumerate(found):  # what later steps take is in flight, and nothing else
-        assert set(step.in_flight) == {s for later in found[t + 1 :] for s in later.versions.tolist() if s <= t}
+    arrivals = list(islice(replay.steps(world()), 8))
+    for t, step in enumerate(arrivals):  # what later steps take is in flight, and nothing else
+        assert set(step.in_flight) == {s for later in arrivals[t + 1 :] for s in later.versions.tolist() if s <= t}
     table = tmp_path / "table.csv"
     for rows, words in (
         ("1,0,0\n3,1,0", "every round"), ("1,0,0\n1e18,1,0", "every round"), ("1,99,0", "do not exist"),
@@ -231,15 +231,15 @@ def test_a_run_on_record_gives_its_model_again(schedule: Schedule, tmp_path: Pat
 
 
 def test_a_few_clients_of_many_need_a_smaller_server_rate() -> None:
-    few: dict[str, Any] = {"schedule": Asynchronous(), "devices": UNEQUAL, "cohort": 6}
-    warned = {
-        name: FederatedTask(experiment(name, **few)).warnings for name in ("scaffold", "feddyn", "fedavg", "mifa")
+    settings: dict[str, Any] = {"schedule": Asynchronous(), "devices": UNEQUAL, "cohort": 6}
+    warnings = {
+        name: FederatedTask(experiment(name, **settings)).warnings for name in ("scaffold", "feddyn", "fedavg", "mifa")
     }
-    assert ["may cycle" in "".join(lines) for lines in warned.values()] == [True, True, False, False]
+    assert ["may cycle" in "".join(lines) for lines in warnings.values()] == [True, True, False, False]
     for lr in (0.3, 0.4):  # twice the share of one client in six is the largest that is not warned of
-        careful = replace(methods.make("scaffold"), name="careful", server=SGD(lr=lr))
-        assert len(FederatedTask(experiment(careful, **few)).warnings) == (lr > 2 / 6)
-    assert not FederatedTask(experiment("scaffold", **few | {"schedule": Buffered(2)})).warnings
+        method = replace(methods.make("scaffold"), name="careful", server=SGD(lr=lr))
+        assert len(FederatedTask(experiment(method, **settings)).warnings) == (lr > 2 / 6)
+    assert not FederatedTask(experiment("scaffold", **settings | {"schedule": Buffered(2)})).warnings
 
 
 def test_sums_are_unmasked_without_those_that_are_late() -> None:

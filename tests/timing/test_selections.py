@@ -38,17 +38,17 @@ SELECTIONS = (Uniform(), Weighted(), ByLoss(), PowerOfChoice(1.5), Oort(), Clust
 
 def past(t: int = 0, **changes: Any) -> Past:
     losses = np.where(np.arange(CLIENTS) % 5 == 0, np.nan, np.linspace(2, 0.1, CLIENTS))
-    known = Past(t, 4, 3 * np.arange(1, CLIENTS + 1), losses, np.zeros(CLIENTS, int), np.linspace(1, 9, CLIENTS), 0)
-    return known._replace(**changes)
+    records = Past(t, 4, 3 * np.arange(1, CLIENTS + 1), losses, np.zeros(CLIENTS, int), np.linspace(1, 9, CLIENTS), 0)
+    return records._replace(**changes)
 
 
 @pytest.mark.parametrize("selection", SELECTIONS, ids=repr)
 def test_clients_are_included_with_their_probabilities(selection: Selection) -> None:
     """Over 1000 draws; and Σ x_i/π_i estimates the sum over all clients without bias, if every π_i is positive."""
     x = np.cos(np.arange(CLIENTS))
-    count, total, sums, known = np.zeros(CLIENTS), np.zeros(CLIENTS), [], past()
+    count, total, sums, records = np.zeros(CLIENTS), np.zeros(CLIENTS), [], past()
     for t in range(DRAWS):
-        clients, pi = selection.draw(known._replace(t=t))
+        clients, pi = selection.draw(records._replace(t=t))
         count[clients] += 1
         total[clients] += pi
         sums.append((x[clients] / pi).sum())
@@ -67,8 +67,8 @@ class At:
 
 def test_a_share_pi_of_all_draws_includes_a_client() -> None:
     pi, grid = np.array([0.3, 0.7, 0.5, 0.5]), (np.arange(100) + 0.5) / 100
-    chosen = [systematic(pi, At(number)).clients for number in grid]  # type: ignore[arg-type]
-    assert np.bincount(np.concatenate(chosen)).tolist() == [30, 70, 50, 50]
+    draws = [systematic(pi, At(number)).clients for number in grid]  # type: ignore[arg-type]
+    assert np.bincount(np.concatenate(draws)).tolist() == [30, 70, 50, 50]
 
 
 def test_power_of_choice_invites_the_largest_losses_of_its_candidates() -> None:
@@ -78,35 +78,35 @@ def test_power_of_choice_invites_the_largest_losses_of_its_candidates() -> None:
 
 
 def test_slow_clients_are_held_back_and_losses_are_followed() -> None:
-    same = past(losses=np.ones(CLIENTS), sizes=np.ones(CLIENTS, int))
-    utility = Oort(exploration=0.0).scores(same)
+    equal_clients = past(losses=np.ones(CLIENTS), sizes=np.ones(CLIENTS, int))
+    utility = Oort(exploration=0.0).scores(equal_clients)
     assert (np.diff(utility) <= 1e-12).all()
     assert utility[-1] < utility[0] / 2
-    known = past(losses=np.linspace(2, 0.1, CLIENTS))
-    utility = known.sizes * known.losses * np.minimum(1, 3 / known.seconds) ** 2  # 3 is the quartile of 1 ... 9
-    np.testing.assert_allclose(Oort(quantile=0.25).scores(known), 0.1 / CLIENTS + 0.9 * utility / utility.sum())
+    records = past(losses=np.linspace(2, 0.1, CLIENTS))
+    utility = records.sizes * records.losses * np.minimum(1, 3 / records.seconds) ** 2  # 3 is the quartile of 1 ... 9
+    np.testing.assert_allclose(Oort(quantile=0.25).scores(records), 0.1 / CLIENTS + 0.9 * utility / utility.sum())
     assert ByLoss().scores(past())[0] == 2 - (2 - 0.1) / 11  # a client without a loss has the largest one
 
 
 def test_rounds_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "rounds.csv").write_text("round,client\n1,2\n1,0\n2,5\n")
-    chosen = [Listed(path=tmp_path / "rounds.csv").draw(past(t)).clients.tolist() for t in range(3)]
-    assert chosen == [[0, 2], [5], [0, 2]]
+    clients = [Listed(path=tmp_path / "rounds.csv").draw(past(t)).clients.tolist() for t in range(3)]
+    assert clients == [[0, 2], [5], [0, 2]]
 
 
 @pytest.mark.parametrize("mixing", ["uniform", "by_samples"])
 def test_the_corrected_mean_is_unbiased(mixing: str) -> None:
-    known, x = past(), np.sin(np.arange(CLIENTS))
-    sizes = known.sizes
+    records, x = past(), np.sin(np.arange(CLIENTS))
+    sizes = records.sizes
     weights = sizes / sizes.sum() if mixing == "by_samples" else np.full(CLIENTS, 1 / CLIENTS)
-    found = []
+    means = []
     for t in range(DRAWS):
-        clients, pi = Weighted(power=1.5).draw(known._replace(t=t))
+        clients, pi = Weighted(power=1.5).draw(records._replace(t=t))
         info = RoundInfo.of_cohort(clients, sizes[clients], CLIENTS)
         info = replace(info, sizes=sizes, included=pi, uniform=mixing == "uniform")
         p = np.full(len(clients), 1 / len(clients)) if mixing == "uniform" else sizes[clients] / sizes[clients].sum()
-        found.append(float(p * InverseProbability().factors(info) @ x[clients]))
-    assert abs(np.mean(found) - weights @ x) < 4.5 * np.std(found) / np.sqrt(DRAWS)
+        means.append(float(p * InverseProbability().factors(info) @ x[clients]))
+    assert abs(np.mean(means) - weights @ x) < 4.5 * np.std(means) / np.sqrt(DRAWS)
 
 
 def test_deadlines_favour_fast_clients_and_inverse_probabilities_do_not() -> None:
@@ -121,13 +121,13 @@ def test_deadlines_favour_fast_clients_and_inverse_probabilities_do_not() -> Non
     tail: list[tuple[float, float]] = []
     for t in range(4000):
         step = timeline.step(t)
-        there = step.clients[~step.late]
+        present = step.clients[~step.late]
         assert step.punctual is not None
-        info = RoundInfo.of_cohort(there, np.ones(len(there), int), CLIENTS)
+        info = RoundInfo.of_cohort(present, np.ones(len(present), int), CLIENTS)
         info = replace(info, sizes=np.ones(CLIENTS, int), included=step.punctual[~step.late], uniform=True)
-        w = InverseProbability().factors(info) / len(there)
-        plain -= 0.05 * float(np.mean(plain - x[there]))
-        corrected -= 0.05 * float(w @ (corrected - x[there]))
+        w = InverseProbability().factors(info) / len(present)
+        plain -= 0.05 * float(np.mean(plain - x[present]))
+        corrected -= 0.05 * float(w @ (corrected - x[present]))
         tail.append((plain, corrected))
     mean = np.mean(tail[500:], axis=0)
     assert mean[0] < -0.1
@@ -137,17 +137,17 @@ def test_deadlines_favour_fast_clients_and_inverse_probabilities_do_not() -> Non
 @pytest.mark.parametrize("selection", [Weighted(), Oort()], ids=repr)  # without and with a memory of losses
 def test_selected_runs_resume_with_the_same_bits(selection: Selection, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"selection": selection, "devices": Lognormal(), "cohort": 3}
-    whole = go("scaffold", rounds=4, **settings)
+    full_run = go("scaffold", rounds=4, **settings)
     run(experiment("scaffold", rounds=2, **settings), tmp_path / "run")
-    again = run(experiment("scaffold", rounds=4, **settings), tmp_path / "run", resume=True)
-    assert_same_state(whole.snapshot, again.snapshot)
-    assert whole.history[-1]["clock"] == again.history[-1]["clock"]
+    resumed = run(experiment("scaffold", rounds=4, **settings), tmp_path / "run", resume=True)
+    assert_same_state(full_run.snapshot, resumed.snapshot)
+    assert full_run.history[-1]["clock"] == resumed.history[-1]["clock"]
 
 
 def test_losses_reach_a_selection_from_processes() -> None:
     settings: dict[str, Any] = {"selection": ByLoss(), "cohort": 3, "rounds": 4}
-    there = go(engine="processes", engine_settings={"workers": 2}, **settings)
-    assert_same_state(go(**settings).snapshot, there.snapshot)
+    parallel = go(engine="processes", engine_settings={"workers": 2}, **settings)
+    assert_same_state(go(**settings).snapshot, parallel.snapshot)
 
 
 def test_uniform_selection_is_the_plain_run() -> None:
@@ -158,14 +158,14 @@ def test_losses_of_local_work_guide_the_next_round() -> None:
     task = FederatedTask(experiment("fedavg", selection=PowerOfChoice(candidates=2.0), cohort=2, rounds=8))
     task.open()
     for _ in range(8):
-        losses, (number, chosen) = task.losses.copy(), (task.step(), task.last_selection)[1] or (0, None)
-        assert chosen is not None
+        losses, step = task.losses.copy(), task.step()
+        assert task.last_selection is not None
+        number, selection = task.last_selection
         assert number == task.round
         expected = PowerOfChoice(candidates=2.0).draw(
             Past(number, 2, np.array(SIZES), losses, task.last, np.zeros(len(SIZES)), task.cohort_seed)
         )
-        assert chosen.clients.tolist() == expected.clients.tolist()
-        step = task.step()
+        assert selection.clients.tolist() == expected.clients.tolist()
         task.commit(step)
         for client, loss in step.report.local_losses.items():
             assert task.losses[client] == loss
@@ -185,7 +185,7 @@ def test_what_does_not_go_with_a_selection(changes: dict[str, Any], words: str) 
 
 
 def test_inverse_probabilities_must_be_known() -> None:
-    made = replace(methods.make("fedavg"), name="mine", weighting=(InverseProbability(),))
+    method = replace(methods.make("fedavg"), name="mine", weighting=(InverseProbability(),))
     with pytest.raises(ConfigError, match="which are known with schedule=rounds or deadline"):  # before it is set up
-        experiment(method=made, schedule=Buffered(2), devices=Lognormal(), cohort=3)
-    assert go(made, selection=Weighted(), cohort=3).history[-1]["train/loss"] > 0
+        experiment(method=method, schedule=Buffered(2), devices=Lognormal(), cohort=3)
+    assert go(method, selection=Weighted(), cohort=3).history[-1]["train/loss"] > 0

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.networks import tanh_net
-from helpers.runs import assert_same_run, go, leaves, theta
+from helpers.runs import assert_same_run, experiment, go, leaves, theta
 
 from fedloom.base.errors import ConfigError
 from fedloom.config.keys import build_method, resolve
@@ -20,6 +20,7 @@ from fedloom.core.message import Message, Slice
 from fedloom.core.method import Method
 from fedloom.core.parts import Uplink
 from fedloom.core.slots import uplinks
+from fedloom.experiment.federated import run
 from fedloom.methods import make
 from fedloom.parts.drift import CachedUpdates, FedDCDrift, FedDynDrift, FedSplitDrift, Scaffold
 from fedloom.parts.mixing import Uniform
@@ -31,25 +32,25 @@ P = 40
 X = np.random.default_rng(0).normal(size=P) * np.linspace(0.1, 3, P)
 
 
-def sent(part: Uplink, x: np.ndarray = X, seed: int = 0, state: Any = None) -> tuple[Slice, dict[str, torch.Tensor]]:
+def send(part: Uplink, x: np.ndarray = X, seed: int = 0, state: Any = None) -> tuple[Slice, dict[str, torch.Tensor]]:
     """What becomes of an update, and the client's new state."""
     message: Message = {"update": Slice.of(torch.from_numpy(x))}
-    done = part.send(NO_ROUND._replace(state=state or {}), message, np.random.default_rng(seed))
-    return done.message["update"], done.state
+    result = part.send(NO_ROUND._replace(state=state or {}), message, np.random.default_rng(seed))
+    return result.message["update"], result.state
 
 
 def many(part: Uplink, draws: int = 5000) -> np.ndarray:
     """Independent draws of C(x) [draws, P]."""
-    return np.array([sent(part, seed=seed)[0].value.numpy() for seed in range(draws)])
+    return np.array([send(part, seed=seed)[0].value.numpy() for seed in range(draws)])
 
 
 def test_top_k_keeps_the_largest_and_contracts_as_promised() -> None:
     for fraction in (0.01, 0.1, 0.33, 0.9, 1.0):
         k = max(1, ceil(fraction * P - 1e-9))
-        found = sent(TopK(fraction, feedback=False))[0].value.numpy()
+        compressed = send(TopK(fraction, feedback=False))[0].value.numpy()
         expected = np.where(np.abs(X) >= np.sort(np.abs(X))[-k], X, 0)
-        np.testing.assert_array_equal(found, expected)
-        assert np.sum((X - found) ** 2) <= (1 - k / P) * np.sum(X**2)
+        np.testing.assert_array_equal(compressed, expected)
+        assert np.sum((X - compressed) ** 2) <= (1 - k / P) * np.sum(X**2)
 
 
 def test_low_rank_keeps_the_energy_of_every_matrix_and_counts_its_factors() -> None:
@@ -61,7 +62,7 @@ def test_low_rank_keeps_the_energy_of_every_matrix_and_counts_its_factors() -> N
     ctx = NO_ROUND._replace(facts=NO_ROUND.facts._replace(shapes=shapes))
     for energy, numbers in ((0.5, 11 + 6 + 16), (0.999, None), (1.0, size)):
         message: Message = {"update": Slice.of(torch.from_numpy(x))}
-        done = uplinks.make("low_rank", energy=energy).send(ctx, message, np.random.default_rng(0)).message["update"]
+        upload = uplinks.make("low_rank", energy=energy).send(ctx, message, np.random.default_rng(0)).message["update"]
         expected, count = x.copy(), 6
         for start, m, n in ((0, 6, 5), (36, 4, 12)):
             part = slice(start, start + m * n)
@@ -70,10 +71,10 @@ def test_low_rank_keeps_the_energy_of_every_matrix_and_counts_its_factors() -> N
             count += min(rank * (m + n), m * n)
             if rank * (m + n) < m * n:
                 expected[part] = ((u[:, :rank] * s[:rank]) @ v[:rank]).ravel()
-        np.testing.assert_allclose(done.value.numpy(), expected, rtol=0, atol=1e-13)
-        assert done.numbers == count == (numbers or count)
-        assert np.sum((x - done.value.numpy()) ** 2) <= (1 - energy) * np.sum(x**2) + 1e-12
-    assert torch.equal(done.value, torch.from_numpy(x)), "all of it is the identity"
+        np.testing.assert_allclose(upload.value.numpy(), expected, rtol=0, atol=1e-13)
+        assert upload.numbers == count == (numbers or count)
+        assert np.sum((x - upload.value.numpy()) ** 2) <= (1 - energy) * np.sum(x**2) + 1e-12
+    assert torch.equal(upload.value, torch.from_numpy(x)), "all of it is the identity"
 
 
 def test_low_rank_counts_squares_and_sends_what_is_no_shorter_as_it_is() -> None:
@@ -84,31 +85,31 @@ def test_low_rank_counts_squares_and_sends_what_is_no_shorter_as_it_is() -> None
     ):
         ctx = NO_ROUND._replace(facts=NO_ROUND.facts._replace(shapes=(tuple(matrix.shape),)))
         message: Message = {"update": Slice.of(matrix.flatten())}
-        done = LowRank(energy).send(ctx, message, np.random.default_rng(0)).message["update"]
-        assert done.numbers == numbers
-    assert done.value.equal(matrix.flatten())
+        upload = LowRank(energy).send(ctx, message, np.random.default_rng(0)).message["update"]
+        assert upload.numbers == numbers
+    assert upload.value.equal(matrix.flatten())
 
 
 def test_low_rank_goes_with_private_parameters_and_networks_of_different_size() -> None:
     for name in ("fedper", "fedkd", "heterofl"):
-        plain, through = (go(replace(make(name), uplink=up), rounds=2) for up in ((), (LowRank(0.5),)))
-        assert through.history[-1]["comm/up_params"] < plain.history[-1]["comm/up_params"], name
+        plain, compressed = (go(replace(make(name), uplink=up), rounds=2) for up in ((), (LowRank(0.5),)))
+        assert compressed.history[-1]["comm/up_params"] < plain.history[-1]["comm/up_params"], name
 
 
 def test_signs_of_what_a_sparsifier_left_out_are_sent_and_counted() -> None:
     scale = 8 * 8  # one double
     for before in (TopK(0.1, feedback=False), RandomK(0.1)):
-        message: Message = {"update": sent(before)[0]}
-        done = SignCompression(feedback=False).send(NO_ROUND, message, np.random.default_rng(0)).message["update"]
-        assert done.value.count_nonzero() == P
-        assert (done.numbers, done.nbytes) == (P, ceil((P + scale) / 8))
+        message: Message = {"update": send(before)[0]}
+        upload = SignCompression(feedback=False).send(NO_ROUND, message, np.random.default_rng(0)).message["update"]
+        assert upload.value.count_nonzero() == P
+        assert (upload.numbers, upload.nbytes) == (P, ceil((P + scale) / 8))
 
 
 def test_signs_have_one_scale_and_contract_as_promised() -> None:
-    found = sent(SignCompression(feedback=False))[0].value.numpy()
-    np.testing.assert_allclose(found, np.abs(X).mean() * np.where(X < 0, -1, 1), rtol=1e-14)
+    compressed = send(SignCompression(feedback=False))[0].value.numpy()
+    np.testing.assert_allclose(compressed, np.abs(X).mean() * np.where(X < 0, -1, 1), rtol=1e-14)
     rate = 1 - np.abs(X).sum() ** 2 / (P * np.sum(X**2))
-    np.testing.assert_allclose(np.sum((X - found) ** 2), rate * np.sum(X**2), rtol=1e-12)
+    np.testing.assert_allclose(np.sum((X - compressed) ** 2), rate * np.sum(X**2), rtol=1e-12)
 
 
 @pytest.mark.parametrize("part", [TopK(0.1), SignCompression()], ids=["top_k", "sign"])
@@ -118,13 +119,13 @@ def test_what_is_not_sent_is_sent_later(part: Uplink) -> None:
     for _ in range(5):
         x = draw.normal(size=P)
         if isinstance(part, TopK):
-            kept = np.abs(x + e) >= np.sort(np.abs(x + e))[-4]
-            c = np.where(kept, x + e, 0)
+            largest = np.abs(x + e) >= np.sort(np.abs(x + e))[-4]
+            c = np.where(largest, x + e, 0)
         else:
             c = np.abs(x + e).mean() * np.sign(x + e)
-        found, state = sent(part, x, state=state)
-        np.testing.assert_allclose(found.value.numpy(), c, rtol=1e-13)
-        e, total, arrived = x + e - c, total + x, arrived + found.value.numpy()
+        upload, state = send(part, x, state=state)
+        np.testing.assert_allclose(upload.value.numpy(), c, rtol=1e-13)
+        e, total, arrived = x + e - c, total + x, arrived + upload.value.numpy()
         np.testing.assert_allclose(arrived + state["update"].numpy(), total, atol=1e-12)
 
 
@@ -154,17 +155,17 @@ def test_qsgd_rounds_at_random_to_its_levels_without_bias(bits: int) -> None:
 
 def test_bytes_are_those_of_numbers_positions_and_scales() -> None:
     double = 64
-    assert sent(TopK(0.1))[0].nbytes == (4 * double + min(4 * 6, P)) // 8
-    assert sent(TopK(0.9))[0].nbytes == (36 * double + P) // 8  # a bit a coordinate is less than 36 positions
-    assert sent(RandomK(0.1))[0].nbytes == (4 * double + 64) // 8
-    assert sent(QSGD(4))[0].nbytes == (P * 4 + double) // 8
-    assert sent(SignCompression())[0].nbytes == (P + double) // 8
+    assert send(TopK(0.1))[0].nbytes == (4 * double + min(4 * 6, P)) // 8
+    assert send(TopK(0.9))[0].nbytes == (36 * double + P) // 8  # a bit a coordinate is less than 36 positions
+    assert send(RandomK(0.1))[0].nbytes == (4 * double + 64) // 8
+    assert send(QSGD(4))[0].nbytes == (P * 4 + double) // 8
+    assert send(SignCompression())[0].nbytes == (P + double) // 8
     plain = go("fedavg").history[0]
     size = plain["comm/up_params"] // 6
     squeezed = go(replace(make("fedavg"), uplink=(TopK(0.3), QSGD(4)))).history[0]
     k = ceil(0.3 * size)
-    each = ceil((k * 4 + min(k * 5, size) + double) / 8)
-    assert plain["comm/bytes"] - squeezed["comm/bytes"] == 6 * (8 * size - each)
+    nbytes = ceil((k * 4 + min(k * 5, size) + double) / 8)
+    assert plain["comm/bytes"] - squeezed["comm/bytes"] == 6 * (8 * size - nbytes)
     assert squeezed["comm/up_params"] == 6 * k
     assert squeezed["comm/down_params"] == plain["comm/down_params"]
 
@@ -173,12 +174,12 @@ def test_bytes_are_those_of_numbers_positions_and_scales() -> None:
 @pytest.mark.parametrize("part", [TopK(1.0), RandomK(1.0)], ids=["top_k", "random_k"])
 def test_everything_sent_is_the_identity_bit_for_bit(name: str, part: Uplink) -> None:
     method, settings = make(name), {"cohort": 5, "drop_rate": 0.1, "seed": 4, "compute": "live"}
-    plain, through = go(method, **settings), go(replace(method, uplink=(part,)), **settings)
-    own = {key: value for key, value in leaves(through.snapshot) if "uplink" not in key}
+    plain, compressed = go(method, **settings), go(replace(method, uplink=(part,)), **settings)
+    states = {key: value for key, value in leaves(compressed.snapshot) if "uplink" not in key}
     for key, value in leaves(plain.snapshot):
-        assert torch.equal(own.pop(key), value), key
-    assert not own
-    assert [r["comm/bytes"] for r in plain.history] == [r["comm/bytes"] for r in through.history]
+        assert torch.equal(states.pop(key), value), key
+    assert not states
+    assert [r["comm/bytes"] for r in plain.history] == [r["comm/bytes"] for r in compressed.history]
 
 
 @pytest.mark.parametrize(
@@ -215,18 +216,18 @@ def test_the_servers_correction_stays_the_mean_of_the_clients_own(name: str, upl
     method = Method("m", (CrossEntropy(),), MEANS[name], mixing=Uniform(), uplink=LOSSY[uplink])
     result = go(method, local=Local(epochs=1, batch_size=8, lr=0.2), rounds=2)
     assert not result.failures
-    key, at = name[0], dict(leaves(result.snapshot))
-    own = torch.stack([at[f"client {i}/drift/{key}"] for i in range(6)]).mean(0)
-    server = at[f"server/drift/{key}"]
+    key, states = name[0], dict(leaves(result.snapshot))
+    mean = torch.stack([states[f"client {i}/drift/{key}"] for i in range(6)]).mean(0)
+    server = states[f"server/drift/{key}"]
     assert server.abs().max() > 1e-4
-    torch.testing.assert_close(own, server, rtol=0, atol=1e-12)
+    torch.testing.assert_close(mean, server, rtol=0, atol=1e-12)
 
 
 def test_other_slices_are_compressed_if_they_are_named() -> None:
-    both = replace(make("scaffold"), uplink=(TopK(0.1, slices=("update", "drift/control")),))
-    one = replace(make("scaffold"), uplink=(TopK(0.1),))
-    assert go(both).history[0]["comm/up_params"] < go(one).history[0]["comm/up_params"]
-    memory = {key.rpartition("/")[2] for key, _ in leaves(go(both).snapshot) if "uplink" in key}
+    both_slices = replace(make("scaffold"), uplink=(TopK(0.1, slices=("update", "drift/control")),))
+    update_alone = replace(make("scaffold"), uplink=(TopK(0.1),))
+    assert go(both_slices).history[0]["comm/up_params"] < go(update_alone).history[0]["comm/up_params"]
+    memory = {key.rpartition("/")[2] for key, _ in leaves(go(both_slices).snapshot) if "uplink" in key}
     assert memory == {"update", "drift control"}
     with pytest.raises(ConfigError, match="nothing called 'drift/controls' is uploaded; did you mean 'drift/control'"):
         replace(make("scaffold"), uplink=(TopK(0.1, slices=("drift/controls",)),))
@@ -242,14 +243,10 @@ def test_compression_is_chosen_by_name_with_settings() -> None:
 
 
 def test_memory_survives_a_checkpoint(tmp_path: Any) -> None:
-    from helpers.runs import experiment
-
-    from fedloom.experiment.federated import run
-
     method = replace(make("fedavg"), uplink=(TopK(0.2), QSGD(4)))
-    whole = run(experiment(method, rounds=4, cohort=3))
+    full_run = run(experiment(method, rounds=4, cohort=3))
     run(experiment(method, rounds=2, cohort=3), tmp_path / "run")
-    assert_same_run(whole, run(experiment(method, rounds=4, cohort=3), tmp_path / "run", resume=True))
+    assert_same_run(full_run, run(experiment(method, rounds=4, cohort=3), tmp_path / "run", resume=True))
 
 
 def test_nothing_goes_through_an_uplink_where_nothing_leaves() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.rounds import facts, round_info
-from helpers.runs import experiment, go, leaves, theta
+from helpers.runs import assert_same_state, experiment, go, theta
 from torch import Tensor, nn
 
 from fedloom.base import rng
@@ -36,37 +36,39 @@ def message(**values: Any) -> Message:
     return {slot: Slice.of(torch.as_tensor(value, dtype=torch.float64)) for slot, value in values.items()}
 
 
-def sent(part: ClipNoise, given: Message, down: dict[str, Tensor] | None = None) -> dict[str, np.ndarray]:
-    done = part.send(NO_ROUND._replace(down=down or {}), given, np.random.default_rng(0))
-    return {slot: one.value.numpy() for slot, one in done.message.items()}
+def send(part: ClipNoise, uploads: Message, down: dict[str, Tensor] | None = None) -> dict[str, np.ndarray]:
+    result = part.send(NO_ROUND._replace(down=down or {}), uploads, np.random.default_rng(0))
+    return {slot: upload.value.numpy() for slot, upload in result.message.items()}
 
 
-def received(
-    part: ClipNoise, sums: dict[str, Reduced], cohort: int = 10, expected: float | None = None, **own: Any
+def receive(
+    part: ClipNoise, sums: dict[str, Reduced], cohort: int = 10, expected: float | None = None, **own_sums: Any
 ) -> tuple[dict[str, Tensor], dict[str, np.ndarray]]:
     """New server state and what becomes of reduced slices, of K = 40 clients."""
     info = round_info(np.ones(cohort), facts=facts(40, seed=3)._replace(expected_cohort=expected), t=2)
     state = part.init_server(torch.zeros(1), info.facts)
-    state, changed = part.receive(state, sums, {k: torch.tensor(v, dtype=torch.float64) for k, v in own.items()}, info)
+    state, changed = part.receive(
+        state, sums, {k: torch.tensor(v, dtype=torch.float64) for k, v in own_sums.items()}, info
+    )
     return state, {slot: value.numpy() for slot, value in changed.items()}
 
 
 def test_the_joint_norm_of_all_slices_is_bounded() -> None:
     update, control = np.array([3.0, 0.0]), np.array([0.0, 4.0])
-    found = sent(ClipNoise(clip=2.5), message(update=update, **{"drift/control": control}))
-    np.testing.assert_allclose(found["update"], update / 2, rtol=1e-15)
-    np.testing.assert_allclose(found["drift/control"], control / 2, rtol=1e-15)
-    short = sent(ClipNoise(clip=5.0), message(update=update, **{"drift/control": control}))
+    clipped = send(ClipNoise(clip=2.5), message(update=update, **{"drift/control": control}))
+    np.testing.assert_allclose(clipped["update"], update / 2, rtol=1e-15)
+    np.testing.assert_allclose(clipped["drift/control"], control / 2, rtol=1e-15)
+    short = send(ClipNoise(clip=5.0), message(update=update, **{"drift/control": control}))
     np.testing.assert_array_equal(short["update"], update)
 
 
 def test_or_every_slice_has_its_own_bound() -> None:
     part = ClipNoise(bounds={"update": 1.5, "drift/control": 8.0})
-    found = sent(part, message(update=[3.0, 0.0], **{"drift/control": [0.0, 4.0]}))
-    np.testing.assert_allclose(found["update"], [1.5, 0.0], rtol=1e-15)
-    np.testing.assert_array_equal(found["drift/control"], [0.0, 4.0])
+    clipped = send(part, message(update=[3.0, 0.0], **{"drift/control": [0.0, 4.0]}))
+    np.testing.assert_allclose(clipped["update"], [1.5, 0.0], rtol=1e-15)
+    np.testing.assert_array_equal(clipped["drift/control"], [0.0, 4.0])
     with pytest.raises(ConfigError, match="no bound for 'drift/control'"):
-        sent(ClipNoise(bounds={"update": 1.5}), message(update=[3.0], **{"drift/control": [0.0]}))
+        send(ClipNoise(bounds={"update": 1.5}), message(update=[3.0], **{"drift/control": [0.0]}))
 
 
 def test_a_bound_for_every_slice_is_asked_for_when_a_method_is_made() -> None:
@@ -79,9 +81,9 @@ def test_a_bound_for_every_slice_is_asked_for_when_a_method_is_made() -> None:
 
 
 def test_without_noise_only_the_slices_that_have_a_bound_are_clipped() -> None:
-    found = sent(ClipNoise(bounds={"update": 1.5}, noise=0.0), message(update=[3.0], **{"drift/control": [4.0]}))
-    np.testing.assert_array_equal(found["update"], [1.5])
-    np.testing.assert_array_equal(found["drift/control"], [4.0])
+    clipped = send(ClipNoise(bounds={"update": 1.5}, noise=0.0), message(update=[3.0], **{"drift/control": [4.0]}))
+    np.testing.assert_array_equal(clipped["update"], [1.5])
+    np.testing.assert_array_equal(clipped["drift/control"], [4.0])
 
 
 @pytest.mark.parametrize(
@@ -97,17 +99,17 @@ def test_the_server_adds_noise_of_the_declared_variance_to_the_sum(part: ClipNoi
     """A standard deviation that is wrong by 1 % fails: of 200 000 numbers it is known to .16 %."""
     zero = torch.zeros(P, dtype=torch.float64)
     sums = {"update": Reduced(zero, Reduce.MIX), "drift/update": Reduced(zero, Reduce.SHARE)}
-    _, found = received(part, sums, below=0.1)
-    np.testing.assert_allclose(found["update"].std() * 10, std, rtol=0.01)
-    np.testing.assert_allclose(found["update"] * 10, found["drift/update"] * 40, rtol=1e-12)  # one noise, used twice
-    assert abs(found["update"].mean() * 10) < 4.5 * std / sqrt(P)
+    _, noisy = receive(part, sums, below=0.1)
+    np.testing.assert_allclose(noisy["update"].std() * 10, std, rtol=0.01)
+    np.testing.assert_allclose(noisy["update"] * 10, noisy["drift/update"] * 40, rtol=1e-12)  # one noise, used twice
+    assert abs(noisy["update"].mean() * 10) < 4.5 * std / sqrt(P)
 
 
 def test_clients_add_noise_of_the_declared_variance_themselves() -> None:
-    found = sent(ClipNoise(2.0, 1.5, "client"), message(update=np.zeros(P)))["update"]
-    np.testing.assert_allclose(found.std(), 3.0, rtol=0.01)
-    _, nothing = received(ClipNoise(2.0, 1.5, "client"), {"update": Reduced(torch.zeros(3), Reduce.MIX)})
-    assert not nothing
+    noisy = send(ClipNoise(2.0, 1.5, "client"), message(update=np.zeros(P)))["update"]
+    np.testing.assert_allclose(noisy.std(), 3.0, rtol=0.01)
+    _, changes = receive(ClipNoise(2.0, 1.5, "client"), {"update": Reduced(torch.zeros(3), Reduce.MIX)})
+    assert not changes
 
 
 def test_noise_of_clients_undoes_the_savings_of_a_compression_before_it() -> None:
@@ -126,24 +128,24 @@ def test_random_cohorts_are_divided_by_their_expected_size() -> None:
     """McMahan et al. 2018, section 3: f̃ = Σ_S x_i / (qK); the noise is that of a sum over so many."""
     value = torch.ones(4, dtype=torch.float64)
     noise = 2.0 * rng.stream(3, "privacy of update", 2).standard_normal(4)
-    _, fixed = received(ClipNoise(2.0, 1.0), {"update": Reduced(value, Reduce.MIX)})
+    _, fixed = receive(ClipNoise(2.0, 1.0), {"update": Reduced(value, Reduce.MIX)})
     np.testing.assert_allclose(fixed["update"], 1 + noise / 10, rtol=1e-14)
-    _, poisson = received(ClipNoise(2.0, 1.0), {"update": Reduced(value, Reduce.MIX)}, expected=8.0)
+    _, poisson = receive(ClipNoise(2.0, 1.0), {"update": Reduced(value, Reduce.MIX)}, expected=8.0)
     np.testing.assert_allclose(poisson["update"], (10 + noise) / 8, rtol=1e-14)
 
 
 def test_the_bound_follows_a_quantile_of_the_norms() -> None:
     """Andrew et al. 2021, algorithm 1: C ← C exp(-η(b̃ - γ))."""
     part = ClipNoise(2.0, 0.0, quantile=0.3, clip_lr=0.5)
-    state, _ = received(part, {}, below=0.4)  # nine of ten are below
+    state, _ = receive(part, {}, below=0.4)  # nine of ten are below
     np.testing.assert_allclose(float(state["clip"]), 2.0 * exp(-0.5 * (0.9 - 0.3)), rtol=1e-14)
     count = rng.stream(3, "private count", 2).standard_normal()
-    state, _ = received(replace(part, noise=1.0, count_noise=4.0), {}, below=0.4)
+    state, _ = receive(replace(part, noise=1.0, count_noise=4.0), {}, below=0.4)
     np.testing.assert_allclose(float(state["clip"]), 2.0 * exp(-0.5 * (0.9 + 4 * count / 10 - 0.3)), rtol=1e-13)
     bits = []
     for clip in (4.9, 5.0):
-        given = NO_ROUND._replace(down={"clip": torch.tensor(clip, dtype=torch.float64)})
-        bits.append(float(part.send(given, message(update=[3.0, 4.0]), np.random.default_rng(0)).uploads["below"]))
+        ctx = NO_ROUND._replace(down={"clip": torch.tensor(clip, dtype=torch.float64)})
+        bits.append(float(part.send(ctx, message(update=[3.0, 4.0]), np.random.default_rng(0)).uploads["below"]))
     assert bits == [-0.5, 0.5]
 
 
@@ -161,11 +163,9 @@ def test_an_adapted_bound_comes_to_the_quantile_it_is_told() -> None:
 def test_no_bound_and_no_noise_is_the_identity_bit_for_bit(name: str, sampling: str) -> None:
     settings: dict[str, Any] = {"drop_rate": 0.1, "seed": 4, "compute": "live"}  # on one compute: sums have one order
     settings["sampling"] = "fixed" if name == "afl" else sampling
-    plain, through = (go(m, **settings) for m in (make(name), replace(make(name), uplink=(ClipNoise(inf, 0.0),))))
-    assert plain.history[-1]["comm/bytes"] == through.history[-1]["comm/bytes"]
-    for (key, value), (other, same) in zip(leaves(plain.snapshot), leaves(through.snapshot), strict=True):
-        assert key == other
-        assert torch.equal(value, same), key
+    plain, unbounded = (go(m, **settings) for m in (make(name), replace(make(name), uplink=(ClipNoise(inf, 0.0),))))
+    assert plain.history[-1]["comm/bytes"] == unbounded.history[-1]["comm/bytes"]
+    assert_same_state(plain.snapshot, unbounded.snapshot)
 
 
 def test_a_correction_at_the_server_sees_the_noise_of_the_mean() -> None:
@@ -185,15 +185,16 @@ def test_without_noise_the_step_of_a_single_client_is_the_shorter_of_the_update_
     settings: dict[str, Any] = {"rounds": 1, "cohort": 1, "local": Local(steps=1, batch_size=0, lr=lr)}
 
     def step(*uplink: Uplink) -> float:
-        made = Method("plain", (CrossEntropy(),), server=server, mixing=Uniform(), uplink=uplink)
-        start = FederatedTask(experiment(made, **settings)).plan.theta0.numpy()
-        return float(np.linalg.norm(theta(go(made, **settings)) - start))
+        method = Method("plain", (CrossEntropy(),), server=server, mixing=Uniform(), uplink=uplink)
+        start = FederatedTask(experiment(method, **settings)).plan.theta0.numpy()
+        return float(np.linalg.norm(theta(go(method, **settings)) - start))
 
-    whole = step()
+    length = step()
     for share in (0.5, 2.0):
-        np.testing.assert_allclose(step(ClipNoise(share * whole, 0.0)), min(share, 1.0) * whole, rtol=1e-12)
-    kept = step(TopK(1.0, slices=("update", "server/squares")), ClipNoise(0.5 * whole, 0.0)) if server.uploads else 0.0
-    assert kept == pytest.approx(0.5 * whole if server.uploads else 0.0, rel=1e-12)
+        np.testing.assert_allclose(step(ClipNoise(share * length, 0.0)), min(share, 1.0) * length, rtol=1e-12)
+    if server.uploads:
+        bounded = step(TopK(1.0, slices=("update", "server/squares")), ClipNoise(0.5 * length, 0.0))
+        assert bounded == pytest.approx(0.5 * length, rel=1e-12)
 
 
 @pytest.mark.parametrize("uplink", [ClipNoise(1e-3, 0.0), ClipNoise(bounds={"update": 1e-3}, noise=0.0)])
@@ -201,9 +202,9 @@ def test_without_noise_the_step_of_a_single_client_is_the_shorter_of_the_update_
 def test_without_noise_flags_are_not_scaled(active: bool, uplink: ClipNoise) -> None:
     """FedSplit's clients say whether they have just joined; when all have, their first z is no longer broadcast."""
     method = Method("split", (CrossEntropy(),), FedSplitDrift(active=active), mixing=Uniform(), uplink=(uplink,))
-    found = go(method, rounds=1).snapshot.server.parts["drift"]
-    assert float(found["joined"]) == pytest.approx(1.0, abs=1e-15)
-    assert "start" not in found
+    state = go(method, rounds=1).snapshot.server.parts["drift"]
+    assert float(state["joined"]) == pytest.approx(1.0, abs=1e-15)
+    assert "start" not in state
 
 
 def test_functions_of_the_update_cannot_be_made_private_whatever_they_declare() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.runs import go, leaves, theta
+from helpers.runs import assert_same_state, go, theta
 
 from fedloom.base.errors import ConfigError
 from fedloom.core.context import NO_ROUND
@@ -23,21 +23,21 @@ from fedloom.parts.uplink import ClipNoise, SecureSum, TopK
 MEAN = Method("mean", (CrossEntropy(),), mixing=Uniform())
 
 
-def masked(values: dict[int, np.ndarray], invited: tuple[int, ...], bits: int = 24) -> dict[int, np.ndarray]:
+def masked_uploads(values: dict[int, np.ndarray], invited: tuple[int, ...], bits: int = 24) -> dict[int, np.ndarray]:
     """What clients send, int64."""
-    found = {}
+    uploads = {}
     for client, value in values.items():
         message: Message = {"update": Slice.of(torch.from_numpy(value))}
         ctx = NO_ROUND._replace(client=client, invited=invited, round=3)
-        done = SecureSum(bits).send(ctx, message, np.random.default_rng(0))
-        found[client] = done.message["update"].value.numpy()
-    return found
+        result = SecureSum(bits).send(ctx, message, np.random.default_rng(0))
+        uploads[client] = result.message["update"].value.numpy()
+    return uploads
 
 
 def test_masks_cancel_in_the_ring_exactly() -> None:
     draw = np.random.default_rng(0)
     values = {client: 1e3 * draw.normal(size=50) for client in (2, 3, 7, 11, 40)}
-    sent = masked(values, tuple(values))
+    sent = masked_uploads(values, tuple(values))
     with np.errstate(over="ignore"):
         total = sum(sent.values())
     expected = sum(np.round(value * 2**24).astype(np.int64) for value in values.values())
@@ -47,7 +47,7 @@ def test_masks_cancel_in_the_ring_exactly() -> None:
 
 def test_a_single_upload_is_uniform_whatever_it_hides() -> None:
     hidden = np.full(100_000, 0.25)
-    upload = masked({1: hidden}, (1, 2))[1]
+    upload = masked_uploads({1: hidden}, (1, 2))[1]
     shares = np.histogram(upload.astype(float), bins=16, range=(-(2.0**63), 2.0**63))[0] / len(hidden)
     assert np.abs(shares - 1 / 16).max() < 4.5 * np.sqrt(15 / 256 / len(hidden))
     low = np.bincount(upload & 15, minlength=16) / len(hidden)
@@ -74,9 +74,7 @@ def test_masked_rounds_are_the_plain_ones_within_the_step_of_the_ring(name: str,
     assert bool(plain.failures) == bool(drop_rate)
     assert [f.client for f in plain.failures] == [f.client for f in hidden.failures]
     np.testing.assert_allclose(theta(hidden), theta(plain), rtol=0, atol=1e-9)
-    for (key, value), (other, close) in zip(leaves(plain.snapshot), leaves(hidden.snapshot), strict=True):
-        assert key == other
-        torch.testing.assert_close(value, close, rtol=0, atol=1e-8)
+    assert_same_state(plain.snapshot, hidden.snapshot, 1e-8)
 
 
 def test_one_round_is_off_by_half_a_step_at_most() -> None:
@@ -87,11 +85,13 @@ def test_one_round_is_off_by_half_a_step_at_most() -> None:
 def test_a_client_that_diverges_is_left_out_like_one_that_drops_out() -> None:
     class Exploding(FedDynDrift):
         def end(self, ctx: Any, update: Any, model: Any) -> Any:
-            done = super().end(ctx, update, model)
-            return done._replace(update=update * float("nan")) if ctx.client == 2 else done
+            result = super().end(ctx, update, model)
+            return result._replace(update=update * float("nan")) if ctx.client == 2 else result
 
-    both = [Method("e", (CrossEntropy(),), Exploding(0.1), mixing=Uniform(), uplink=u) for u in ((), (SecureSum(40),))]
-    plain, hidden = (go(method, rounds=2) for method in both)
+    methods = [
+        Method("e", (CrossEntropy(),), Exploding(0.1), mixing=Uniform(), uplink=u) for u in ((), (SecureSum(40),))
+    ]
+    plain, hidden = (go(method, rounds=2) for method in methods)
     assert {f.client for f in hidden.failures} == {2}
     assert [str(f) for f in plain.failures] == [str(f) for f in hidden.failures]
     np.testing.assert_allclose(theta(hidden), theta(plain), rtol=0, atol=1e-9)
@@ -113,7 +113,7 @@ def test_every_number_takes_the_bits_of_the_ring() -> None:
 
 def test_what_is_too_large_for_the_ring_is_refused_and_not_wrapped() -> None:
     with pytest.raises(ValueError, match="too large for a ring of 64 bits"):
-        masked({1: np.array([2.0**20])}, (1, 2), bits=48)
+        masked_uploads({1: np.array([2.0**20])}, (1, 2), bits=48)
 
 
 REFUSED = {
