@@ -19,7 +19,7 @@ from fedloom_apps.claims.rule import (
     difference,
     evidence,
     find,
-    gained,
+    format_gain,
     judge,
     mean_error,
     paired,
@@ -27,7 +27,7 @@ from fedloom_apps.claims.rule import (
 
 __all__ = [
     "HOLDS", "OPPOSITE", "ROOT", "SEEDS", "TARGET_SEEDS", "AtLeast", "Claim", "Evidence", "Measure", "Verdict",
-    "difference", "evidence", "files", "find", "gained", "judge", "mean_error", "paired", "read_results",
+    "difference", "evidence", "files", "find", "format_gain", "judge", "mean_error", "paired", "read_results",
 ]  # fmt: skip
 ROOT = Path(__file__).parent
 

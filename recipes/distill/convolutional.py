@@ -30,7 +30,7 @@ from fedloom_apps import distill
 from fedloom_apps.distill import Distiller, DistillExperiment, SGDConfig, Splits, ce, disk, kd, simkd
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from protocol import gained, mean_error
+from protocol import format_gain, mean_error
 from reporting import machine, notes, options, read, reports_errors, rounded, table, write
 
 RESULTS = Path(__file__).parent / "results"
@@ -117,7 +117,7 @@ def markdown(results: dict[str, Any]) -> str:
             for name, runs in by_method.items():
                 g = [[run[key] for run in runs.values() if run[key] is not None] for key in ("right", "wrong")]
                 gains = [
-                    gained(accuracies[name], accuracies.get(base, {}), 100) if name != base else "-"
+                    format_gain(accuracies[name], accuracies.get(base, {}), 100) if name != base else "-"
                     for base in ("CE", "KD")
                 ]
                 guide = " : ".join(mean_error(values, 1, 2) for values in g) if g[0] else "-"

@@ -40,7 +40,7 @@ from fedloom_apps import distill
 from fedloom_apps.distill import Distiller, DistillExperiment, SGDConfig, Splits, ce, disk, kd, simkd, simkd_disk
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from protocol import gained, mean_error
+from protocol import format_gain, mean_error
 from reporting import machine, notes, options, publish, read, reports_errors, rounded, save, subplots, table
 
 RESULTS = Path(__file__).parent / "results"
@@ -191,8 +191,9 @@ def markdown(results: dict[str, Any]) -> str:
             run = next(iter(results["runs"][case].values()))
             rows.append([
                 name, mean_error(accuracies.values(), 100, 2),
-                gained(accuracies, column(results, f"{protocol}/CE", key), 100, 2),
-                gained(accuracies, column(results, f"{protocol}/KD", key), 100, 2), mean_error(other.values(), 100, 2),
+                format_gain(accuracies, column(results, f"{protocol}/CE", key), 100, 2),
+                format_gain(accuracies, column(results, f"{protocol}/KD", key), 100, 2),
+                mean_error(other.values(), 100, 2),
                 str(len(accuracies)),
                 f"{run['passes']}" + (f" + {run['forwards']} forward" if run["forwards"] else ""),
                 f"{size['ratio']['macs']:g}x / {size['ratio']['parameters']:g}x",

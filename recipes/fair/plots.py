@@ -13,7 +13,7 @@ from common import AVERAGE, SETTINGS, text
 from published import FEDERATIONS, PLUG_AND_PLAY
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from protocol import gained, mean_error
+from protocol import format_gain, mean_error
 from reporting import notes, publish, read, save, subplots, table
 
 RESULTS = Path(__file__).parent / "results"
@@ -90,7 +90,7 @@ def gains(data_results: Mapping[str, Any], key: str) -> str:
     runs = data_results["runs"]
     references = [name for name in REFERENCES if name in runs]
     rows = [
-        [name, *("" if name == other else gained(figure(runs[name], key), figure(runs[other], key), 100, 2)
+        [name, *("" if name == other else format_gain(figure(runs[name], key), figure(runs[other], key), 100, 2)
                  for other in references)]
         for name in runs
     ]  # fmt: skip
@@ -103,9 +103,9 @@ def averaged_table(data_results: Mapping[str, Any]) -> str:
     for name, runs in data_results["runs"].items():
         averages = {key: figure(runs, f"averaged {key}") for key in ("mean", "worst10")}
         if averages["mean"]:
-            more = (gained(averages[key], figure(runs, key), 100, 2) for key in averages)
+            more = (format_gain(averages[key], figure(runs, key), 100, 2) for key in averages)
             rows.append([name, *(mean_error([*v.values()], 100, 2) for v in averages.values()), *more,
-                         "" if name == "FedAvg" else gained(averages["worst10"], plain, 100, 2)])  # fmt: skip
+                         "" if name == "FedAvg" else format_gain(averages["worst10"], plain, 100, 2)])  # fmt: skip
     header = ["averaged model", "average", "worst 10 %", "average, minus last model", "worst 10 %, minus last model",
               "worst 10 %, minus FedAvg's average"]  # fmt: skip
     return table(header, rows) if rows else ""
@@ -117,7 +117,9 @@ def unseen_table(data_results: Mapping[str, Any]) -> str:
     for name, runs in data_results["runs"].items():
         columns = [figure(runs, f"{group} {key}") for key in ("mean", "worst10") for group in ("seen", "unseen")]
         if columns[1]:
-            more = (gained(figure(runs, key), figure(base, key), 100, 2) for key in ("unseen mean", "unseen worst10"))
+            more = (
+                format_gain(figure(runs, key), figure(base, key), 100, 2) for key in ("unseen mean", "unseen worst10")
+            )
             rows.append([name, *(mean_error(values.values(), 100, 2) for values in columns),
                          *(("", "") if name == "FedAvg" else more)])  # fmt: skip
     header = ["method", "average, trained", "average, did not train", "worst 10 %, trained",
@@ -233,7 +235,8 @@ def write_plug_and_play(title: str, results: dict[str, Any], out: Path) -> None:
         for name, pair in data_results["runs"].items():
             figures = {kind: by_seed(runs) for kind, runs in pair.items()}
             more = [
-                gained(figure(pair["with"], key), figure(pair["alone"], key), 100, 2) for key in ("mean", "worst10")
+                format_gain(figure(pair["with"], key), figure(pair["alone"], key), 100, 2)
+                for key in ("mean", "worst10")
             ]
             pair_rows = body(figures, COLUMNS)
             for line, paper_pair in zip(

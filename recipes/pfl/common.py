@@ -12,7 +12,7 @@ from typing import Any
 from fedloom.metrics import rounds_to_target
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from protocol import gained, mean_error
+from protocol import format_gain, mean_error
 from reporting import notes, publish, read, save, subplots, table
 
 RESULTS = Path(__file__).parent / "results"
@@ -160,7 +160,7 @@ def finals(results: Mapping[str, Any], classes: str) -> str:
         for curves in cells.values():
             runs = curves.get(name, {})
             row += [mean_error(last(runs, level).values(), 100) for level in (*LEVELS, "mean")]
-            row.append("" if name == BASE else gained(last(runs, FINAL), last(curves.get(BASE, {}), FINAL), 100))
+            row.append("" if name == BASE else format_gain(last(runs, FINAL), last(curves.get(BASE, {}), FINAL), 100))
         rows.append(row)
     return table(["method", *(f"{split.upper()} {word}" for split in SPLITS for word in words)], rows)
 

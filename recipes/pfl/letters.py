@@ -23,7 +23,7 @@ import common
 import reporting
 import tables
 from common import BASE, FINAL, TUNING_SEED, last
-from protocol import gained, mean_error
+from protocol import format_gain, mean_error
 
 from fedloom.data import sources
 from fedloom.models import models
@@ -64,7 +64,7 @@ def page(results: Mapping[str, Any]) -> str:
                 name,
                 ", ".join(by_seed),
                 *(mean_error(last(by_seed, level).values(), 100, 2) for level in LEVELS),
-                "" if name == BASE else gained(last(by_seed, FINAL), last(plain, FINAL), 100, 2),
+                "" if name == BASE else format_gain(last(by_seed, FINAL), last(plain, FINAL), 100, 2),
                 transmissions(by_seed, plain),
             ]
             for name, by_seed in runs.items()

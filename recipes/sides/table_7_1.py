@@ -49,7 +49,7 @@ from fedloom.parts.mixing import Uniform
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 import reporting
-from protocol import gained, mean_error
+from protocol import format_gain, mean_error
 
 RESULTS = Path(__file__).parent / "results"
 AUGMENT = ("crop", "flip", "autoaugment", {"name": "cutout", "size": 16})
@@ -216,7 +216,7 @@ def table(results: dict[str, Any]) -> str:
     for name in (name for name in CASES if name in runs):
         (method, loss), accuracies = name.split(" ", 1), best(runs[name], which)
         gains = [
-            gained(accuracies, best(runs.get(other, {}), which), 100) if other != name else ""
+            format_gain(accuracies, best(runs.get(other, {}), which), 100) if other != name else ""
             for other in (f"{method} cross entropy", f"FedAvg {loss}")
         ]
         last = [cell[which][-1] for cell in runs[name].values()]

@@ -17,7 +17,7 @@ from typing import Any
 import common
 import reporting
 from common import SEED, TARGETS
-from protocol import gained, mean_error
+from protocol import format_gain, mean_error
 
 from fedloom import methods
 from fedloom.core.local import Local
@@ -63,7 +63,8 @@ def tables(results: dict[str, Any]) -> str:
     lines = []
     for name, cells in by_cell.items():
         gains = [
-            gained(cells[target], by_cell["FedAvg"][target], 100, 1) if name != "FedAvg" else "" for target in TARGETS
+            format_gain(cells[target], by_cell["FedAvg"][target], 100, 1) if name != "FedAvg" else ""
+            for target in TARGETS
         ]
         lines.append([name, *(mean_error(cells[target].values(), 100, 1) for target in TARGETS), *gains])
     seeds = sorted({seed for cells in by_cell.values() for cell in cells.values() for seed in cell}, key=int)

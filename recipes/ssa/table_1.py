@@ -32,7 +32,7 @@ import common
 import numpy as np
 import reporting
 from common import AWARE, METHODS, PARTITIONS, SEED, TARGETS, Runs, Scale
-from protocol import gained, mean_error
+from protocol import format_gain, mean_error
 from scipy.stats import rankdata
 
 SCALES = {  # by the name of their results
@@ -99,7 +99,7 @@ def gains(runs: Mapping[str, Mapping[str, Cells]]) -> list[list[str]]:
     """The gain of each method over FedAvg, paired by seed, with 95 % intervals."""
     base = runs.get("FedAvg", {})
     return [
-        [name, *(gained(accuracies(seeds, target), accuracies(base, target), 100) or "-" for target in TARGETS)]
+        [name, *(format_gain(accuracies(seeds, target), accuracies(base, target), 100) or "-" for target in TARGETS)]
         for name, seeds in runs.items()
         if name != "FedAvg"
     ]

@@ -18,7 +18,7 @@ from typing import Any
 import common
 import reporting
 from common import SEED, Runs, Scale
-from protocol import gained, mean_error
+from protocol import format_gain, mean_error
 
 NAME = "table_6"
 CLIENTS = (5, 10, 20)
@@ -51,7 +51,7 @@ def tables(results: dict[str, Any]) -> str:
     for name in ROWS:
         pairs = [(accuracies.get((name, k), {}), accuracies.get(("FedAvg", k), {})) for k in CLIENTS]
         means = [mean_error(accuracy.values(), 100, 2) for accuracy, _ in pairs]
-        gains = [gained(*pair, 100, 2) if name != "FedAvg" else "" for pair in pairs]
+        gains = [format_gain(*pair, 100, 2) if name != "FedAvg" else "" for pair in pairs]
         paper = PUBLISHED.get(name)
         lines.append([name, *means, *gains, *([f"{value:.2f}" for value in paper] if paper else ["-"] * len(CLIENTS))])
     header = ["method", *(f"{words}{k}" for words in ("K = ", "gain, K = ", "paper (CIFAR-10): ") for k in CLIENTS)]

@@ -178,7 +178,7 @@ def cross_entropy(module: nn.Module, layout: Layout, x: Tensor, y: Tensor, buffe
     buffer_values = layout.read(module)[1] if buffers is None else buffers
 
     def loss(theta: Tensor) -> Tensor:
-        return F.cross_entropy(call(module, layout.named(theta, buffer_values), (x,)), y)
+        return F.cross_entropy(call(module, layout.views(theta, buffer_values), (x,)), y)
 
     return loss
 

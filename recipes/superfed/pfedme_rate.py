@@ -16,7 +16,7 @@ from typing import Any
 
 import common
 import reporting
-from protocol import find, gained, mean_error
+from protocol import find, format_gain, mean_error
 
 from fedloom import methods
 from fedloom.data import federate, sources
@@ -59,7 +59,7 @@ def page(results: dict[str, Any]) -> str:
     for name in results["runs"]:
         values = {key: find(results, f"runs > {name} > * > {key}") for key in FIGURES}
         usual = find(results, f"runs > {RATES[0]:g} > * > clients")
-        more = gained(values["clients"], usual, 100) if name != f"{RATES[0]:g}" else ""
+        more = format_gain(values["clients"], usual, 100) if name != f"{RATES[0]:g}" else ""
         lines.append([name, *(mean_error(by_seed.values(), 100) for by_seed in values.values()), more])
     text = ["# The learning rate of pFedMe's personal models", "", (__doc__ or "").split("\n\n")[2].strip(), ""]
     text += [reporting.table(header, lines), "", f"`{results['command']}`. {results['machine']}."]

@@ -33,7 +33,7 @@ import common
 import numpy as np
 import reporting
 from common import TEXT, Protocol
-from protocol import gained, mean_error
+from protocol import format_gain, mean_error
 
 from fedloom.core.federation import Federation
 from fedloom.data import Source, federate
@@ -125,7 +125,7 @@ def tables(results: dict[str, Any]) -> str:
                 rows.append([
                     name, ", ".join(sorted(runs)), ", ".join(str(run["rounds"]) for _, run in sorted(runs.items())),
                     f"{mean_error(accuracy.values(), digits=2)} ({fmean(spread.values()):.2f})",
-                    "" if name == "FedAvg" else gained(accuracy, plain, digits=2),
+                    "" if name == "FedAvg" else format_gain(accuracy, plain, digits=2),
                     f"{mean_error(part.values(), digits=2)}, {count:.4g} clients",
                     f"{paper[number][0]:.2f} ({paper[number][1]:.2f})",
                 ])  # fmt: skip

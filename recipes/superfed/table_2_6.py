@@ -23,7 +23,7 @@ from typing import Any
 
 import common
 import reporting
-from protocol import gained, mean_error
+from protocol import format_gain, mean_error
 
 from fedloom.core.federation import Federation
 from fedloom.data import Source, federate
@@ -122,7 +122,7 @@ def tables(results: dict[str, Any]) -> str:
             rows.append([
                 name, ", ".join(sorted(runs)), ", ".join(str(run["rounds"]) for _, run in sorted(runs.items())),
                 *(format_cell(runs, metric) for metric in ("ece", "mce")), format_cell(runs, "accuracy", 100, 2),
-                "" if name == "FedAvg" else gained(last(runs, "accuracy", "in", 100), plain, digits=2),
+                "" if name == "FedAvg" else format_gain(last(runs, "accuracy", "in", 100), plain, digits=2),
                 everyone, f"{ece:.2f} / {mce:.2f} / {paper:.2f}",
             ])  # fmt: skip
         header = ["method", "seeds", "rounds", "ECE", "MCE", "accuracy", "gain over FedAvg", "all clients"]

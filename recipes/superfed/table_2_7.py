@@ -32,7 +32,7 @@ import reporting
 import torch
 from figure_2_5 import evaluator
 from matplotlib.figure import Figure
-from protocol import gained, mean_error
+from protocol import format_gain, mean_error
 from published import TABLE_2_7
 
 from fedloom.core.federation import Federation
@@ -154,7 +154,7 @@ def late_gain(by_seed: dict[str, Any], plain: dict[str, Any]) -> str:
     best_here, other = (
         {s: best(run["late"])[0][0] for s, run in runs.items() if "late" in run} for runs in (by_seed, plain)
     )
-    return gained(best_here, other, 100, 2)
+    return format_gain(best_here, other, 100, 2)
 
 
 def first_rows(results: dict[str, Any]) -> list[list[str]]:

@@ -28,7 +28,7 @@ from typing import Any
 
 import common
 import reporting
-from protocol import gained
+from protocol import format_gain
 from settings import PUBLISHED, SCALES, Column, changes
 
 from fedloom.base.errors import DataError
@@ -65,7 +65,7 @@ def section(column: Column, stored_column: dict[str, Any], runs: dict[str, Any],
         parts, (mean, deviation) = [run["took part"] for run in by_seed.values()], column.published(method)[metric]
         inside = common.mean_with_deviation([(part.get("in"), part.get("in_std")) for part in parts])
         inside += f", {fmean(part['count'] for part in parts):.4g} clients"
-        gain = "" if method == "FedAvg" else gained(last(runs[method], metric), plain, 100, 2)
+        gain = "" if method == "FedAvg" else format_gain(last(runs[method], metric), plain, 100, 2)
         ends = [common.last_value(by_seed, protocol) for protocol in list(common.PROTOCOLS)[1:]]
         row = [method, ", ".join(by_seed), ", ".join(str(run["rounds"]) for run in by_seed.values())]
         row += [common.last_value(by_seed, "validation"), gain, inside, *ends]

@@ -26,7 +26,7 @@ import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 import reporting
-from protocol import gained, mean_error
+from protocol import format_gain, mean_error
 
 from fedloom import methods
 from fedloom.core.federation import Federation
@@ -224,7 +224,7 @@ def tables(results: dict[str, Any], setting: Setting) -> str:
             mean = {seed: run["mean"] for seed, run in runs.items()}
             rows.append([
                 method, results["chosen"][split][method], mean_error(mean.values(), 100, 2),
-                "" if method == BASE else gained(mean, base, 100, 2),
+                "" if method == BASE else format_gain(mean, base, 100, 2),
                 mean_error([run["worst10"] for run in runs.values()], 100),
                 f"{fmean(run['megabytes'] for run in runs.values()):.3g}",
                 f"{fmean(run['seconds'] / run['rounds'] for run in runs.values()):.2g}",

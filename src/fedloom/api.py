@@ -176,8 +176,8 @@ def _experiment(
     if federation is None or model is None:
         raise ConfigError("a method needs a federation and a model: run(method, federation, model, ...).")
     preset = methods.methods[method] if isinstance(method, str) else None
-    built = methods.make(method) if isinstance(method, str) else method
-    check_objects(built, federation)
+    composition = methods.make(method) if isinstance(method, str) else method
+    check_objects(composition, federation)
     names = {field.name for field in fields(Experiment)} - {"method", "federation", "model"}
     for name, value in conditions.items():
         if name in names:
@@ -190,14 +190,14 @@ def _experiment(
         if name in SLOTS:
             raise ConfigError(f"{name} is a slot of the method; write dataclasses.replace(method, {name}=...).")
         one_of("run has no argument", name, names | ARGUMENTS)
-    built = built if loss is None else built.with_loss(objectives.loss(loss))
+    composition = composition if loss is None else composition.with_loss(objectives.loss(loss))
     if isinstance(model, str) or not isinstance(model, Sequence):
-        return Experiment(built, federation, _factory(model, federation, built), **conditions)
+        return Experiment(composition, federation, _factory(model, federation, composition), **conditions)
     from fedloom.parts.personal.architectures import for_networks
 
-    built = for_networks(built, len(model))
-    several = partial(Several.of, [_factory(network, federation, built) for network in model])
-    return Experiment(built, federation, several, **conditions)
+    composition = for_networks(composition, len(model))
+    several = partial(Several.of, [_factory(network, federation, composition) for network in model])
+    return Experiment(composition, federation, several, **conditions)
 
 
 def _factory(model: OneModel, federation: Federation, method: Method) -> Callable[[], nn.Module]:

@@ -101,24 +101,24 @@ def at(place: str) -> Any:
     return getattr(import_module(module), name)
 
 
-def ours() -> dict[str, Application]:
+def included() -> dict[str, Application]:
     """The applications of this distribution by name."""
     return {application.name: application for place in OURS for application in at(place)}
 
 
 def applications() -> dict[str, Application]:
     """All applications by name, also those of other packages."""
-    return ours() | {application.name: application for application in installed("fedloom.applications")}
+    return included() | {application.name: application for application in installed("fedloom.applications")}
 
 
 def find(name: str) -> Application | None:
     """The application of this name; other packages are looked at only if it is not ours."""
-    return ours().get(name) or applications().get(name)
+    return included().get(name) or applications().get(name)
 
 
 def of_kind(kind: str) -> Application:
     """The application that leaves runs of a kind."""
-    for registry in (ours, applications):
+    for registry in (included, applications):
         for application in registry().values():
             if application.kind == kind:
                 return application

@@ -24,9 +24,9 @@ from fedloom.experiment.rundir import RunDirectory
 Cli = Callable[..., Any]
 
 
-@pytest.mark.parametrize("name", apps.ours())
+@pytest.mark.parametrize("name", apps.included())
 def test_every_place_of_a_record_exists(name: str) -> None:
-    one = apps.ours()[name]
+    one = apps.included()[name]
     places = [one.command, one.schema, one.load, one.after, *(listed.place for listed in one.choices.values())]
     assert all(apps.at(place) is not None for place in places if place)
     if one.module:

@@ -232,7 +232,7 @@ def test_sweeps():
         ("fedadam", 1), ("fedadam", 2), ("feddyn", 1), ("feddyn", 2),
     ]  # fmt: skip
     assert configs[2]["method.alpha"] == 0.5
-    assert dict(configs[3].swept)["seed"] == 2
+    assert dict(configs[3].sweep_values)["seed"] == 2
     for words in ["seed=interval(0,1)", "seed=glob(*)", "method=glob(nix*)", "method=glob(a*),fedavg"]:
         with pytest.raises(ConfigError):
             sweep([words])

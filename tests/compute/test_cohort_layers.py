@@ -66,7 +66,7 @@ def check(model: nn.Module, x: Tensor, outputs: str = "logits", counts: tuple[in
         net.backward(*tests)
         for client, rows in enumerate(ROWS[:count]):
             weights = net.theta[client].clone().requires_grad_()
-            tensors = {f"model.{k}": v for k, v in layout.named(weights, none).items()}
+            tensors = {f"model.{k}": v for k, v in layout.views(weights, none).items()}
             alone = functional_call(Answers(model, outputs), tensors, (x[client, :rows],))
             for a, b in zip(results, alone, strict=True):
                 assert_close(a[client, :rows], b, "output")

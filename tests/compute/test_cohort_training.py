@@ -100,7 +100,7 @@ class Case:
             if weight.grad is not None:
                 weight.grad.mul_(rule.slope).add_(weight.detach(), alpha=rule.pull)
         if rule.constant is not None:
-            for name, piece in self.layout.named(rule.constant[row], self.theta[:0]).items():
+            for name, piece in self.layout.views(rule.constant[row], self.theta[:0]).items():
                 grad = self.model.get_parameter(name).grad
                 assert grad is not None
                 grad += piece

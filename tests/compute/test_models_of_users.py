@@ -224,7 +224,7 @@ def test_a_constant_that_is_stored_is_not_rounded_by_averaging(method: str, sett
         runs.append(go(method, federation=federation, model=lambda s=stored: Selecting(s), **rest).snapshot.server)
     assert torch.equal(runs[0].theta, runs[1].theta)
     layout = Layout.of(Selecting(True))
-    constant = layout.named(runs[0].theta, runs[0].buffers)["on"]
+    constant = layout.views(runs[0].theta, runs[0].buffers)["on"]
     assert (constant == 1).all()
     assert not any("on" in leaf.name.split(".") for leaf in Layout.of(Selecting(False)).buffers)
 

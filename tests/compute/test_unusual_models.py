@@ -389,7 +389,7 @@ def test_a_call_replaces_a_tensor_in_all_its_owners_and_gives_it_back() -> None:
     before = dict(model.named_parameters(remove_duplicate=False))
     x = torch.randn(3, FEATURES, dtype=torch.float64)
     expected = model(x)
-    moved = call(model, layout.named(2 * theta, buffers), (x,))
+    moved = call(model, layout.views(2 * theta, buffers), (x,))
     after = dict(model.named_parameters(remove_duplicate=False))
     assert before.keys() == after.keys()
     assert all(after[name] is value for name, value in before.items())

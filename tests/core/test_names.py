@@ -54,10 +54,10 @@ def test_the_run_directory_has_the_name(tmp_path: Path) -> None:
 
 def test_every_preset_keeps_its_name() -> None:
     for name in presets.names():
-        from fedloom.core.compose import named
+        from fedloom.core.compose import rename
 
         method = methods.make(name)
-        assert named(presets, method) is method, name
+        assert rename(presets, method) is method, name
 
 
 def test_the_command_lines_names_are_the_same() -> None:

@@ -66,7 +66,7 @@ def test_a_slot_holds_its_own_parts(slot: str, held: Any, sentence: str) -> None
         ({"boundable": "control"}, "boundable is 'control', but it must be a tuple of names"),
         ({"uploads": ("a",)}, r"uploads is \('a',\), but it must map names, like {'control': Reduce.MEAN}"),
         ({"uploads": {"a": "mean"}}, "uploads is {'a': 'mean'}, but it must map names, like {'control': Reduce.MEAN"),
-        ({"measured": {"a": 3}}, "measured is {'a': 3}, but it must map names"),
+        ({"update_statistics": {"a": 3}}, "update_statistics is {'a': 3}, but it must map names"),
         ({"needs": ("samples",)}, r"needs is \('samples',\), but it must be Needs\(...\), like Needs\(twin=True\)"),
     ],
 )
@@ -219,7 +219,7 @@ class Plain(Term):
 class Begun(Personal):
     """A start at once."""
 
-    def start(self, ctx: Context, received: Tensor, own: Tree | None, draws: Any) -> Start:
+    def start(self, ctx: Context, received: Tensor, state: Tree | None, draws: Any) -> Start:
         return ctx.local, received  # pyright: ignore[reportReturnType]
 
 

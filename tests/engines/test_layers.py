@@ -196,7 +196,7 @@ def test_layout_round_trip(name: str) -> None:
     layout.write(target, theta_, buffers)
     for (key, a), (_, b) in zip(source.state_dict().items(), target.state_dict().items(), strict=True):
         assert torch.equal(a, b), key
-    for key, view in layout.named(theta_, buffers).items():
+    for key, view in layout.views(theta_, buffers).items():
         assert torch.equal(view.to(source.state_dict()[key].dtype), source.state_dict()[key]), key
     again, _ = layout.read(target)
     assert torch.equal(theta_, again)
@@ -216,11 +216,11 @@ def test_forward_and_gradients_through_the_flat_vector(name: str, private: bool)
 
     theta_, buffers = layout.read(module)
     theta_.requires_grad_()
-    through = functional_call(module, layout.named(theta_, buffers), (x,))
+    through = functional_call(module, layout.views(theta_, buffers), (x,))
     through.square().sum().backward()
     torch.testing.assert_close(through, out, rtol=0, atol=1e-12)
     assert theta_.grad is not None
-    for key, view in layout.named(theta_.grad, buffers).items():
+    for key, view in layout.views(theta_.grad, buffers).items():
         if key in gradients:
             torch.testing.assert_close(view, gradients[key], rtol=0, atol=1e-10)
 

@@ -88,7 +88,7 @@ def test_the_gradient_is_the_same_under_every_transform() -> None:
     ctx, (flat, _) = seen(term, data), layout.read(net)
 
     def value(at: Tensor) -> Tensor:
-        model = lambda *x, **k: functional_call(net, layout.named(at, at[:0]), x, k)  # noqa: E731
+        model = lambda *x, **k: functional_call(net, layout.views(at, at[:0]), x, k)  # noqa: E731
         return term.loss(asked(model), data, ctx).mean()
 
     for start in (flat, 0.7 * flat, flat + 0.1):

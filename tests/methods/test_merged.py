@@ -171,7 +171,7 @@ def test_drifts_that_read_gradients_from_displacements_are_refused(drift: Any) -
 
 def test_a_start_of_another_shape_is_a_failure() -> None:
     class Short(Personal):
-        def start(self, ctx: Any, received: Any, own: Any, draws: Any) -> Start:
+        def start(self, ctx: Any, received: Any, state: Any, draws: Any) -> Start:
             yield from ()
             return {}, received[:1]
 

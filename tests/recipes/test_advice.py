@@ -39,7 +39,7 @@ def test_averaged_models_that_serve_the_worst_devices(protocol: Any, data: str, 
     stored = protocol.read_results("fair/device")
     runs = {name: stored["data"][data]["runs"][name] for name in (method, "FedAvg")}
     worst = {name: {s: one["averaged"]["worst10"] for s, one in found.items()} for name, found in runs.items()}
-    gain, _, _ = protocol.gained(worst[method], worst["FedAvg"], 100).partition(" (")
+    gain, _, _ = protocol.format_gain(worst[method], worst["FedAvg"], 100).partition(" (")
     assert text.format(shown(gain)) in PAGE
 
 
@@ -76,7 +76,7 @@ def test_what_helped_the_worst_of_six_silos(protocol: Any) -> None:
 
     def gain(name: str, other: str, key: str) -> str:
         ours, others = ({s: one[key] for s, one in runs[each].items()} for each in (name, other))
-        return shown(protocol.gained(ours, others, 100).partition(" (")[0]).removeprefix("-")
+        return shown(protocol.format_gain(ours, others, 100).partition(" (")[0]).removeprefix("-")
 
     assert f"equal weights on six unequal silos ({gain('uniform', 'FedAvg', 'worst10')} points" in PAGE
     held_out = "AAggFF, held out"
@@ -95,18 +95,18 @@ def test_where_fedmgda_does_not_help(protocol: Any) -> None:
         runs, last = protocol.read_results("fair/device")["data"][data]["runs"], worst_of(protocol, "device", data)
         assert min(last, key=lambda name: sum(last[name].values())) == "FedMGDA+"
         both = ({s: one["averaged"]["worst10"] for s, one in runs[name].items()} for name in ("FedMGDA+", "FedAvg"))
-        gains.append(shown(protocol.gained(*both, 100).partition(" (")[0]))
+        gains.append(shown(protocol.format_gain(*both, 100).partition(" (")[0]))
     assert f"({gains[0]} and {gains[1]}), where its last model is the worst of all" in PAGE
 
 
 def test_few_of_many_clients(protocol: Any) -> None:
     runs = protocol.read_results("fair/plug_and_play")["data"]["fashion_dirichlet"]["runs"]
     both = ({s: one["mean"] for s, one in runs[name]["alone"].items()} for name in ("FedAdagrad", "FedAvg"))
-    gain = shown(protocol.gained(*both, 100).partition(" (")[0])
+    gain = shown(protocol.format_gain(*both, 100).partition(" (")[0])
     assert f"FedAdagrad is {gain} points more accurate than FedAvg (" in PAGE
     runs = protocol.read_results("fair/device")["data"]["fashion_dirichlet"]["runs"]["FedAvg"]
     averaged, last = {s: r["averaged"]["mean"] for s, r in runs.items()}, {s: r["mean"] for s, r in runs.items()}
-    gain = shown(protocol.gained(averaged, last, 100).partition(" (")[0])
+    gain = shown(protocol.format_gain(averaged, last, 100).partition(" (")[0])
     assert f"(`evaluation.server_average=0.97`) {gain} more than its last one" in PAGE
 
 

@@ -227,7 +227,7 @@ def test_a_constant_step_biases_decentralised_sgd_and_gradient_tracking_not() ->
         return models(problem.run(make(name).with_loss(SquaredError()), rounds, local)).numpy()
 
     def fixed(lr: float) -> np.ndarray:
-        apart = np.kron(np.eye(k) - ring.known(k)[0].matrix(k), np.eye(3))
+        apart = np.kron(np.eye(k) - ring.fixed_links(k)[0].matrix(k), np.eye(3))
         return np.linalg.solve(apart + lr * block_diag(*problem.a), lr * np.concatenate(problem.b)).reshape(k, 3)
 
     np.testing.assert_allclose(ends("dpsgd", 24, once), fixed(0.2), rtol=0, atol=5e-3)

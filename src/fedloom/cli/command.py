@@ -179,7 +179,10 @@ def _of_several(
     except ConfigError as error:
         raise ConfigError(f"{recipe}: {error}") from error
     return [
-        replace(config, swept={**({} if title(config) == recipe.stem else {"recipe": recipe.stem}), **config.swept})
+        replace(
+            config,
+            sweep_values={**({} if title(config) == recipe.stem else {"recipe": recipe.stem}), **config.sweep_values},
+        )
         for config in configs
     ]
 
@@ -236,7 +239,7 @@ def _names(configs: Sequence[Config], titles: Sequence[str]) -> list[tuple[str, 
     """A folder and a label for each run of a sweep, like ``feddyn-lr=0.1-0`` and ``feddyn, local.lr=0.1``."""
     folders = []
     for config, title in zip(configs, titles, strict=True):
-        values = flatten(config.swept)  # a value like {name: feddyn, alpha: 0.1} has settings of its own
+        values = flatten(config.sweep_values)  # a value like {name: feddyn, alpha: 0.1} has settings of its own
         varied = {key: _short(value) for key, value in values.items() if not _in_title(key) and key != "seed"}
         parts = [title, *(f"{key.rpartition('.')[2]}={value}" for key, value in varied.items()), str(config["seed"])]
         label = ", ".join([title, *(f"{key.removeprefix('method.')}={value}" for key, value in varied.items())])
@@ -337,7 +340,7 @@ class Command:
             planned = [  # all settings are checked before anything trains
                 (self.build(job.config, shared), run_settings(job.config)) for job in batch.jobs
             ]
-            keys = set.intersection(*(self.schema.named(words, recipe) for recipe in recipes or [None]))
+            keys = set.intersection(*(self.schema.explicit_keys(words, recipe) for recipe in recipes or [None]))
             for hint in self._hints(keys, batch, shared):
                 note(aside, hint)
             if batch.is_sweep or arguments.dry_run:

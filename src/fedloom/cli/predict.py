@@ -160,7 +160,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
             f"fedloom predict run={path} FILE."
         )
     config = RUN.resolve(words, run_and_round(path)[0] / "config.yaml")
-    federation = build_federation(config) if RUN.named(words, None) & DATA else None
+    federation = build_federation(config) if RUN.explicit_keys(words, None) & DATA else None
     evaluation = CONDITIONS["evaluation"].instantiate(config["evaluation"])
     record: dict[str, Any] = run.evaluate(federation, evaluation)
     if arguments.json:

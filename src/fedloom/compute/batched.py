@@ -424,7 +424,7 @@ class _Module:
 
     def __call__(self, *inputs: Any, **keywords: Any) -> Any:
         self.module.train()
-        return call(self.module, self.plan.layout.named(self.row, self.plan.buffers0), inputs, keywords)
+        return call(self.module, self.plan.layout.views(self.row, self.plan.buffers0), inputs, keywords)
 
 
 def _bytes_per_client(plan: ClientPlan) -> int:

@@ -86,7 +86,7 @@ def is_linear(plan: ClientPlan) -> bool:
     """Whether clients keep states, and these, what is uploaded and the corrections are linear in what clients read."""
     hooks, uploading = plan.method.hooks, plan.method.uploading
     hooks_are_linear = all(part.linear for hook in ("init_client", "begin", "grad", "end") for _, part in hooks[hook])
-    are_summed = not any(part.measured or Reduce.ALL in part.uploads.values() for _, part in uploading)
+    are_summed = not any(part.update_statistics or Reduce.ALL in part.uploads.values() for _, part in uploading)
     return bool(hooks["init_client"]) and hooks_are_linear and are_summed
 
 

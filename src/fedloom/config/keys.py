@@ -182,8 +182,8 @@ def refuse_overridden(recipe: set[str], words: set[str], full: Mapping[str, Any]
 
     A recipe with all conditions, such as the ``config.yaml`` of a run, was written by FedLoom and has both keys.
     """
-    both = {"participation", "cohort"}
-    by_hand = not CONDITIONS.keys() <= recipe and both <= recipe and not words & both
+    sizes = {"participation", "cohort"}
+    by_hand = not CONDITIONS.keys() <= recipe and sizes <= recipe and not words & sizes
     if by_hand or "participation" in words:
         clients = None if full["unseen"] else full["clients"]
         remedy = "" if "cohort" in words or by_hand else ", or add cohort=null"
@@ -227,9 +227,9 @@ RUN = CommandSchema(
         ("partition", "niid1"): {"clients": 5, "participation": 1.0},
         ("partition", "niid2"): {"clients": 10, "participation": 1.0},
     },
-    default_sweep=lambda named: (
+    default_sweep=lambda keys: (
         "method=fedavg,feddyn",
-        *(() if {"data", "evaluation"} & named else ("evaluation.target=0.9",)),  # both reach it on digits
+        *(() if {"data", "evaluation"} & keys else ("evaluation.target=0.9",)),  # both reach it on digits
     ),
     check_conflicts=refuse_overridden,
     may_change=(

@@ -118,7 +118,7 @@ def _read(text: str, names: Sequence[str] | None = None) -> Any:
     ({'name': 'feddyn', 'alpha': 0.1}, [64, '1'], '1:30', ['a', 1000.0])
     """
     if call := CALL.fullmatch(text):
-        return _swept(call[1], _arguments(call[2]), names)
+        return _sweep(call[1], _arguments(call[2]), names)
     values, rest = _items(text.strip(), "")
     if rest:
         raise ValueError(rest)
@@ -197,7 +197,7 @@ def _arguments(text: str) -> tuple[list[Any], dict[str, Any]]:
     return values, keywords
 
 
-def _swept(function: str, arguments: tuple[list[Any], dict[str, Any]], names: Sequence[str] | None) -> Sweep:
+def _sweep(function: str, arguments: tuple[list[Any], dict[str, Any]], names: Sequence[str] | None) -> Sweep:
     """The values of ``choice(a,b)``, ``range(start,stop,step)`` or ``glob(pattern,exclude=pattern)``."""
     values, keywords = arguments
     if function == "choice" and not keywords:

@@ -39,13 +39,13 @@ class Config:
         values: nested mappings, as in a run directory's ``config.yaml``; ``values["method"]["name"]`` is the method.
         out: the run directory, if one was named.
         resume: the run directory or checkpoint to continue, if one was named.
-        swept: in a sweep, the keys that vary with this one's values.
+        sweep_values: in a sweep, the keys that vary with this one's values.
     """
 
     values: dict[str, Any]
     out: Path | None = None
     resume: Path | None = None
-    swept: Mapping[str, Any] = field(default_factory=dict)
+    sweep_values: Mapping[str, Any] = field(default_factory=dict)
 
     def __getitem__(self, key: str) -> Any:
         """The value at a dotted key."""
@@ -74,7 +74,7 @@ class CommandSchema:
     sections: Mapping[str, Section]
     defaults: Mapping[str, Any]
     choice_defaults: Mapping[tuple[str, str | Condition], Mapping[str, Any]] = field(default_factory=dict)
-    default_sweep: Callable[[set[str]], Sequence[str]] = lambda named: ()
+    default_sweep: Callable[[set[str]], Sequence[str]] = lambda keys: ()
     check_conflicts: Callable[[set[str], set[str], Mapping[str, Any]], None] = lambda recipe, words, full: None
     aliases: Mapping[str, str] = field(default_factory=dict)
     may_change: tuple[str, ...] = ("device",)
@@ -114,12 +114,12 @@ class CommandSchema:
 
     def plan(self, words: Sequence[str], base: Path | None, sweeps: bool) -> list[Config]:
         """The configurations of a command line; without a value for the first key, those of the default sweep."""
-        overrides, keys = self._parse(words, sweeps), self.named(words, base)
+        overrides, keys = self._parse(words, sweeps), self.explicit_keys(words, base)
         if not {next(iter(self.sections)), "resume"} & keys:
             overrides = [*self._parse(self.default_sweep(keys)), *overrides]
         return self._configs(overrides, base)
 
-    def named(self, words: Sequence[str], base: Path | None) -> set[str]:
+    def explicit_keys(self, words: Sequence[str], base: Path | None) -> set[str]:
         """The keys of the first level that are set on a command line or in its recipe."""
         return {override.key[0] for override in self._parse(words)} | (read(base).keys() if base else set())
 
@@ -153,9 +153,9 @@ class CommandSchema:
 
     def settings_of(self, directory: Path) -> dict[str, Any]:
         """Every key with its value, of a run of this command; ``ConfigError`` if this version knows others."""
-        return self._known(directory / "config.yaml", read_run(directory))
+        return self._complete_stored(directory / "config.yaml", read_run(directory))
 
-    def _known(self, place: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def _complete_stored(self, place: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Every key with its value, of settings that a file holds; ``ConfigError`` if this version knows others."""
         try:
             return self.complete(settings)
@@ -182,12 +182,12 @@ class CommandSchema:
         sweeps = [override.key for override in overrides if override.is_sweep]
         configs = []
         for words in combinations(overrides):
-            swept = {".".join(key): words[key] for key in sweeps}
+            sweep_values = {".".join(key): words[key] for key in sweeps}
             out, resume = (convert(key, words.pop((key,), None), Path | None) for key in PATHS)
             if resume is None:
                 out = out or convert("out", place, Path | None)
                 try:
-                    configs.append(Config(self.complete(recipe, words), out, swept=swept))
+                    configs.append(Config(self.complete(recipe, words), out, sweep_values=sweep_values))
                     self.check_conflicts({*recipe}, {".".join(key) for key in words}, configs[-1].values)
                 except ConfigError as error:
                     raise ConfigError(self._setting_of_some(overrides) or str(error)) from error
@@ -217,17 +217,19 @@ class CommandSchema:
             if not isinstance(section, Choice) or len(override.key) != 2 or override.key[1] in section.slots:
                 continue
             names = [section.registry.canonical(n) for n in several.get(override.key[:1], ()) if isinstance(n, str)]
-            having = {name: override.key[1] in section.parameters(name) for name in names if name in section.registry}
-            if len(set(having.values())) == 2:
+            has_setting = {
+                name: override.key[1] in section.parameters(name) for name in names if name in section.registry
+            }
+            if len(set(has_setting.values())) == 2:
                 key, setting = override.key
-                has = [name for name, yes in having.items() if yes]
-                lacking = [name for name, yes in having.items() if not yes]
-                written = ",".join(
+                has = [name for name, yes in has_setting.items() if yes]
+                lacking = [name for name, yes in has_setting.items() if not yes]
+                example = ",".join(
                     [*lacking, *((f"{{name:{name},{setting}:{format_unquoted(override.values[0])}}}") for name in has)]
                 )
                 return (
                     f"{key}.{setting} is a setting of {' and '.join(has)}, but not of {' and '.join(lacking)}; "
-                    f"write it beside the name: '{key}={written}'."
+                    f"write it beside the name: '{key}={example}'."
                 )
         return ""
 
@@ -269,7 +271,7 @@ class CommandSchema:
     def stored(self, directory: Path, recipe: Mapping[str, Any], words: Sequence[str]) -> Config:
         """The configuration of a planned run of a sweep directory, with overrides of its engine."""
         changes = {override.key: override.values[0] for override in self._parse(words, sweeps=False)}
-        self._known(directory / PLAN, recipe)
+        self._complete_stored(directory / PLAN, recipe)
         values = self.complete(recipe, changes)
         self._refuse_cluster(directory, values, changes)
         return Config(values)

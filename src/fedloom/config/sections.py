@@ -219,9 +219,9 @@ class Terms(Choice):
 
     def _term(self, key: str, term: str, value: Any) -> Tree:
         if value is not None and not isinstance(value, Mapping):
-            having = [] if term in self.registry else [e.name for e in self.registry if term in e.parameters]
-            like = f"; write the part first, like {key}.{having[0]}.{term}" if having else ""
-            like += f" ({', '.join(having[1:])} have one, too)" if having[1:] else ""
+            owners = [] if term in self.registry else [e.name for e in self.registry if term in e.parameters]
+            like = f"; write the part first, like {key}.{owners[0]}.{term}" if owners else ""
+            like += f" ({', '.join(owners[1:])} have one, too)" if owners[1:] else ""
             message = f"{key}.{term} is {format_value(value)}, but it must be a mapping of a part's settings"
             raise ConfigError(f"{message}{like}.")
         return Tree({str(name): inner for name, inner in (value or {}).items()})

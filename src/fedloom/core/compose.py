@@ -82,10 +82,10 @@ def compose(methods: Registry[Method], resolved: Mapping[str, Any]) -> Method:
             parts[slot] = tuple(_make(SLOTS[slot][term], settings) for term, settings in setting.items())
         else:
             parts[slot] = _make(SLOTS[slot][setting["name"]], {k: v for k, v in setting.items() if k != "name"})
-    return named(methods, replace(preset, **parts)) if parts else preset
+    return rename(methods, replace(preset, **parts)) if parts else preset
 
 
-def named(methods: Registry[Method], method: Method) -> Method:
+def rename(methods: Registry[Method], method: Method) -> Method:
     """The method with a name that lists its changed parts (``Method.changes``); a user's own name is kept."""
     name, *changes = re.split(r"(?=[+-])", method.name)
     if name not in methods:

@@ -58,7 +58,7 @@ class Composition:
     @cached_property
     def boundable(self) -> tuple[str, ...]:
         """Those that may be clipped to a norm bound: neither functions of the update nor slices that have no bound."""
-        declared = ((place, part.boundable, part.measured) for place, part in self.parts.items())
+        declared = ((place, part.boundable, part.update_statistics) for place, part in self.parts.items())
         names = {UPDATE, *(f"{place}/{n}" for place, bounded, again in declared for n in bounded if n not in again)}
         return tuple(slot for slot in self.slots if slot in names)
 
@@ -125,11 +125,11 @@ class Composition:
         """The private values with which a model of one parameter starts, and whether another one was drawn."""
         zero, draws = torch.zeros(1, dtype=torch.float64), list[int]()
 
-        def another() -> Tensor:
+        def initialise() -> Tensor:
             draws.append(1)
             return zero
 
-        start: Any = self.personal.private_start(zero, zero, private, another)
+        start: Any = self.personal.private_start(zero, zero, private, initialise)
         if not (isinstance(start, Tensor) and start.ndim == 1):
             who = f"personal {label(self.personal)!r}"
             raise ConfigError(f"{who}: private_start returned {in_words(start)} instead of a vector of private values.")
@@ -195,10 +195,10 @@ class Composition:
 
     def needs(self, what: str) -> bool:
         """Whether any part declares the given field of ``Needs``, or sets one to this word."""
-        return what in self._needed
+        return what in self._needs_words
 
     @cached_property
-    def _needed(self) -> frozenset[str]:
+    def _needs_words(self) -> frozenset[str]:
         return frozenset().union(*(part.needs.words for part in self.parts.values()))
 
     @cached_property

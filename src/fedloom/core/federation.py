@@ -281,11 +281,11 @@ class Split:
         arrays = self.arrays.take(rows)
         return arrays if self.relabel is None else replace(arrays, y=self.relabel[client, arrays.y])
 
-    def named(self, client: int) -> Arrays:
+    def arrays_for(self, client: int) -> Arrays:
         """The arrays, with the names of classes in the order in which this client numbers them.
 
         >>> arrays = Arrays(torch.zeros(1, 1), torch.tensor([0]), classes=3, names=("a", "b", "c"))
-        >>> Split(arrays, Index.of([[0]]), torch.tensor([[2, 0, 1]])).named(0).names
+        >>> Split(arrays, Index.of([[0]]), torch.tensor([[2, 0, 1]])).arrays_for(0).names
         ('b', 'c', 'a')
         """
         if self.relabel is None or not self.arrays.names:

@@ -52,7 +52,7 @@ def check_declarations(who: str, part: Part) -> None:
         )
     for name, fits, example in (
         ("uploads", lambda value: isinstance(value, Reduce), "Reduce.MEAN"),
-        ("measured", callable, "torch.norm"),
+        ("update_statistics", callable, "torch.norm"),
     ):
         mapping = getattr(part, name)
         if not (isinstance(mapping, Mapping) and all(isinstance(k, str) and fits(v) for k, v in mapping.items())):

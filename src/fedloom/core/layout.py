@@ -142,9 +142,9 @@ class Layout:
             return name, "choose a model without batch statistics, like one with group normalisation"
         return name, "if it never changes, register it with persistent=False, and if it does, choose a model without it"
 
-    def named(self, theta: Float[Tensor, "P"], buffers: Float[Tensor, "buffers"]) -> dict[str, Tensor]:
+    def views(self, theta: Float[Tensor, "P"], buffers: Float[Tensor, "buffers"]) -> dict[str, Tensor]:
         """Views of θ and the buffers under their names in the module, ready for ``call``."""
-        return _named(self.parameters, theta) | _named(self.buffers, buffers)
+        return _views(self.parameters, theta) | _views(self.buffers, buffers)
 
     def read(self, module: nn.Module) -> tuple[Float[Tensor, "P"], Float[Tensor, "buffers"]]:
         """A module's parameters and buffers, as new flat vectors."""
@@ -152,7 +152,7 @@ class Layout:
         buffers = torch.empty(self.buffer_size, dtype=self.dtype)
         state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         with torch.no_grad():
-            for name, view in self.named(theta, buffers).items():
+            for name, view in self.views(theta, buffers).items():
                 view.copy_(state[name])
         return theta, buffers
 
@@ -165,11 +165,11 @@ class Layout:
         """Copy flat vectors θ and buffers into a module's own tensors."""
         state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         with torch.no_grad():
-            for name, view in self.named(theta, buffers).items():
+            for name, view in self.views(theta, buffers).items():
                 state[name].copy_(view)
 
 
-def _named(leaves: tuple[Leaf, ...], flat: Tensor) -> dict[str, Tensor]:
+def _views(leaves: tuple[Leaf, ...], flat: Tensor) -> dict[str, Tensor]:
     if not leaves:
         return {}
     parts = torch.split(flat, [leaf.size for leaf in leaves])
@@ -227,8 +227,8 @@ class LiveModule:
         self.theta = theta.to(device)
         self.buffers = buffers.to(device)
         self.grad = torch.zeros_like(self.theta)
-        grads = _named(layout.parameters, self.grad)
-        views = layout.named(self.theta, self.buffers)
+        grads = _views(layout.parameters, self.grad)
+        views = layout.views(self.theta, self.buffers)
         self.parameters = [module.get_parameter(leaf.name) for leaf in layout.parameters]
         self.tensors = [views[leaf.name] for leaf in layout.parameters]
         self._states: list[tuple[dict[str, Tensor | None], str, Tensor]] = []

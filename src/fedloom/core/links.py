@@ -91,7 +91,7 @@ class Links(NamedTuple):
         return matrix
 
 
-def checked(result: object, models: int, size: int, hook: str) -> tuple[Links, ...]:
+def check_links(result: object, models: int, size: int, hook: str) -> tuple[Links, ...]:
     """The links that a topology returned, for R models of P parameters."""
     sets = () if result is None else (result,) if isinstance(result, Links) else tuple(result)  # type: ignore[arg-type]
     has_links = np.zeros(size, dtype=bool)

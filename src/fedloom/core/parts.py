@@ -9,7 +9,7 @@ round::
     init_server(θ, facts)  (once)                   init_client(θ) -> state   (on its first participation)
     broadcast  (server optimiser: θ as it is sent)
     the state's ``downloads``  ------------------>  begin(ctx) -> constants of this round's local work
-                                                    start(ctx, θ^t, own) -> where local steps start   (personal)
+                                                    start(ctx, θ^t, state) -> where local steps start   (personal)
                                                     lessons(ctx, draws): steps on what was received, by
                                                     lesson(out, batch, ctx)   (objective)
                                                     every step: point(w, ctx) -> the model, and chain back (personal),
@@ -112,7 +112,7 @@ class Part(Ranged):
         needs: what the part requires.
         uploads: how each slice returned by ``end`` is reduced. The name ``update`` stands for the updates themselves,
             which are sent anyway: another reduction of them costs no communication.
-        measured: those uploads that are functions of the update as the server reads it, instead of from ``end``.
+        update_statistics: those uploads that are functions of the update as the server reads it, and not from ``end``.
         downloads: the entries of the part's server state that are sent to every client of the cohort.
         fits_all: whether all slices have the same shape for every network, so that clients of different architecture
             may exchange them.
@@ -136,7 +136,7 @@ class Part(Ranged):
     linear: ClassVar[bool] = False
     targets: ClassVar[TargetKind | None] = None
     uploads: ClassVar[Mapping[str, Reduce]] = {}
-    measured: ClassVar[Mapping[str, Callable[[Tensor], Tensor]]] = {}
+    update_statistics: ClassVar[Mapping[str, Callable[[Tensor], Tensor]]] = {}
     downloads: ClassVar[tuple[str, ...]] = ()
     fits_all: ClassVar[bool] = False
     common: ClassVar[bool] = False
@@ -352,15 +352,15 @@ class Personal(Part):
         """Return the weights of the losses at that network's exits ``ends(x)``, in order; () for its output alone."""
         return ()
 
-    def whole(self, model: nn.Module) -> nn.Module:
+    def server_network(self, model: nn.Module) -> nn.Module:
         """Return the server's network, derived from the experiment's model."""
         return model
 
-    def network(self, whole: nn.Module, level: int) -> nn.Module:
-        """Return a level's network, each of whose parameters is one of ``whole`` or a slice of one."""
-        return whole
+    def network(self, server_network: nn.Module, level: int) -> nn.Module:
+        """Return a level's network, each of whose parameters is one of ``server_network`` or a slice of one."""
+        return server_network
 
-    def uses(self, client: int, own: Callable[[], Tree | None], samples: int) -> tuple[Use, ...]:
+    def uses(self, client: int, load_state: Callable[[], Tree | None], samples: int) -> tuple[Use, ...]:
         """Return the model that a client uses outside training, or several, of which it takes the best one.
 
         Several λ are compared by the first metric on the client's validation samples. A client trains the level that it
@@ -368,26 +368,28 @@ class Personal(Part):
 
         Args:
             client: the client's number.
-            own: returns the part's state at the client, with ``private`` and ``buffers``; None if it keeps neither.
+            load_state: returns the part's state at the client, with ``private`` and ``buffers``; None if there is none.
             samples: number of the client's samples on which several would be compared.
         """
         return (Use(),)
 
-    def fill(self, use: Use, shared: Weights, first: Weights, own: Tree | None, into: Weights) -> None:
+    def fill(self, use: Use, shared: Weights, first: Weights, state: Tree | None, into: Weights) -> None:
         """Write the client's own values of the model that it uses.
 
         Args:
             use: the model.
             shared: the shared values, as received.
             first: the values of a client that keeps none: the initial private ones, or ``shared`` for a whole model.
-            own: as in ``uses``.
+            state: what ``load_state`` of ``uses`` returns.
             into: the memory of the private values, or of all values where a client keeps a whole model.
         """
-        values = own or {}
+        values = state or {}
         into.theta.copy_(values.get("private", first.theta))
         into.buffers.copy_(values["buffers"] if len(values.get("buffers", ())) else first.buffers)
 
-    def start(self, ctx: Context, received: Float[Tensor, "P"], own: Tree | None, draws: np.random.Generator) -> Start:
+    def start(
+        self, ctx: Context, received: Float[Tensor, "P"], state: Tree | None, draws: np.random.Generator
+    ) -> Start:
         """Return new ``ctx.local``, ``ctx.own`` of all parts, and the shared parameters from which local steps start.
 
         A generator, which may ask for gradients before: it yields shared parameters [P] and a mini-batch, and is sent
@@ -397,7 +399,7 @@ class Personal(Part):
         Args:
             ctx: the context.
             received: θ^t.
-            own: as in ``uses``.
+            state: as in ``fill``.
             draws: a random stream that depends only on the seed, the round and the client.
         """
         yield from ()
@@ -419,19 +421,19 @@ class Personal(Part):
         return ctx.local, grad
 
     def private_start(
-        self, received: Tensor, initial: Tensor, own: Tensor | None, another: Callable[[], Tensor]
+        self, received: Tensor, initial: Tensor, private: Tensor | None, initialise: Callable[[], Tensor]
     ) -> Tensor:
         """Return the private values with which a client's round starts.
 
-        Without a second model, values that do not depend on ``own`` are not kept between rounds.
+        Without a second model, values that do not depend on ``private`` are not kept between rounds.
 
         Args:
             received: θ^t [P].
             initial: those of the initial model, [private].
-            own: those that the client kept; None at first.
-            another: returns those of another random initialisation, [private].
+            private: those that the client kept; None at first.
+            initialise: returns those of another random initialisation, [private].
         """
-        return initial if own is None else own
+        return initial if private is None else private
 
     def is_private(self, name: str, owner: nn.Module) -> bool:
         """Whether the parameter or buffer of this name, in this module, is kept at the client and never sent."""
@@ -454,24 +456,24 @@ class Paired(Personal):
     """
 
     def private_start(
-        self, received: Tensor, initial: Tensor, own: Tensor | None, another: Callable[[], Tensor]
+        self, received: Tensor, initial: Tensor, private: Tensor | None, initialise: Callable[[], Tensor]
     ) -> Tensor:
         """v and the E scalars, [P + E]: at first the received model, without any scalars."""
-        return received if own is None else own
+        return received if private is None else private
 
-    def uses(self, client: int, own: Callable[[], Tree | None], samples: int) -> tuple[Use, ...]:
+    def uses(self, client: int, load_state: Callable[[], Tree | None], samples: int) -> tuple[Use, ...]:
         """λ = 1, v; or λ = 0, w, at a client whose v was never trained. ``private`` holds v [P] and the E scalars."""
-        return (Use(lam=0.0 if own() is None else 1.0),)
+        return (Use(lam=0.0 if load_state() is None else 1.0),)
 
-    def fill(self, use: Use, shared: Weights, first: Weights, own: Tree | None, into: Weights) -> None:
+    def fill(self, use: Use, shared: Weights, first: Weights, state: Tree | None, into: Weights) -> None:
         """(1 - λ)w + λv [P], with the buffers of the client's own passes; for λ = 0, or without any, the server's."""
         into.theta.copy_(shared.theta)
         into.buffers.copy_(shared.buffers)
-        if own is None:
+        if state is None:
             return
-        torch.lerp(shared.theta, own["private"][: len(shared.theta)], use.lam or 0.0, out=into.theta)
-        if use.lam and len(own["buffers"]):
-            into.buffers.copy_(own["buffers"])
+        torch.lerp(shared.theta, state["private"][: len(shared.theta)], use.lam or 0.0, out=into.theta)
+        if use.lam and len(state["buffers"]):
+            into.buffers.copy_(state["buffers"])
 
 
 @dataclass(frozen=True)
@@ -625,7 +627,7 @@ class Topology(Part):
         """
         return np.zeros(0, dtype=np.int64)
 
-    def known(self, clients: int) -> tuple[Links, ...]:
+    def fixed_links(self, clients: int) -> tuple[Links, ...]:
         """Return B of the rounds after which it repeats, with all K clients, as far as it is known before the run."""
         return ()
 

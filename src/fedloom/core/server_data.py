@@ -64,7 +64,7 @@ class ServerData:
         """Logits of the model with these shared parameters and buffers, differentiable in ``shared``."""
         theta = torch.cat([shared, self.theta0[self.layout.shared_size :].to(shared.device)])
         all_buffers = torch.cat([buffers, self.buffers0[self.layout.shared_buffers :].to(shared.device)])
-        tensors: Mapping[str, Tensor] = self.layout.named(theta, all_buffers)
+        tensors: Mapping[str, Tensor] = self.layout.views(theta, all_buffers)
         return call(self.model, tensors, (x,))
 
     def views(self, x: Tensor, round: int, *counters: int) -> tuple[Tensor, Tensor]:

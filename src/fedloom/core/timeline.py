@@ -98,11 +98,11 @@ class World:
             if self.available is None or (ready := self.ready(cohort, time)).all():
                 return cohort
             absent, cohort = int((~ready).sum()), cohort[ready]
-            more = self._others(absent, version, wave, set(cohort.tolist()), time)
+            more = self._free_clients(absent, version, wave, set(cohort.tolist()), time)
             return np.sort(np.concatenate([cohort, more]))
-        return np.sort(self._others(count, version, wave, busy, time))
+        return np.sort(self._free_clients(count, version, wave, busy, time))
 
-    def _others(self, count: int, version: int, wave: int, busy: Set[int], time: float) -> np.ndarray:
+    def _free_clients(self, count: int, version: int, wave: int, busy: Set[int], time: float) -> np.ndarray:
         draw = self._draws.stream(self.seed, "invitation", version, wave)
         clients: list[int] = []
         if len(busy) + 2 * count < self.clients:  # as a rule most of the clients are free

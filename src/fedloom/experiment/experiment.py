@@ -17,7 +17,7 @@ from fedloom.base.errors import ConfigError, DataError, in_words, nearest
 from fedloom.base.ranges import Decay, Range
 from fedloom.base.settings import check_fields, short_repr
 from fedloom.core.attack import Attack
-from fedloom.core.compose import named
+from fedloom.core.compose import rename
 from fedloom.core.federation import Federation
 from fedloom.core.local import OWN, Local, cohort_size
 from fedloom.core.method import Method
@@ -152,7 +152,7 @@ class Experiment:
     def __post_init__(self) -> None:
         self._check_objects()
         check_fields(self)
-        object.__setattr__(self, "method", named(methods, self.method))
+        object.__setattr__(self, "method", rename(methods, self.method))
         object.__setattr__(self, "method", self._deal_networks())
         object.__setattr__(self, "local", self.local.until(self.rounds))
         self._check_conditions()

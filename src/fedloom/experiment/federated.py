@@ -289,7 +289,7 @@ class FederatedTask(TrainerTask):
         """Say how many models there are, and how fast they would agree without training."""
         clients, models = self.plan.population.clients, self.plan.models
         self.facts = [f"{models} models for {clients} clients"]
-        self.matrices = self.experiment.method.topology.known(clients) if models <= SOLVED else ()
+        self.matrices = self.experiment.method.topology.fixed_links(clients) if models <= SOLVED else ()
         if self.matrices:
             self.gap = spectral_gap([links.matrix(models) for links in self.matrices])
             self.facts[0] += f", spectral gap {self.gap:.3g}"
@@ -502,7 +502,7 @@ class FederatedTask(TrainerTask):
             models["model_best"] = replace(server, theta=stored["shared"], buffers=stored["buffers"])
         for name, source in models.items():
             self.evaluator.load(source.theta, source.buffers)
-            tensors = self.plan.layout.named(live.theta, live.buffers)
+            tensors = self.plan.layout.views(live.theta, live.buffers)
             atomic.write_whole(directory.path / f"{name}.safetensors", as_model_file(tensors))
 
     def result(self, summary: dict[str, Any]) -> RunResult:

@@ -272,7 +272,7 @@ def _stacked_outputs(
         for number in range(count):
             fill(client, number, theta[row, number], buffers[row, number])
     x, y, real = _gather(split, members)
-    common, device = layout.named(live.theta, live.buffers), live.theta.device
+    common, device = layout.views(live.theta, live.buffers), live.theta.device
 
     def adapted_logits(theta: Tensor, buffers: Tensor, x: Tensor, sx: Tensor, sy: Tensor, mask: Tensor) -> Tensor:
         full_theta = torch.cat([live.theta[: offsets[0]], theta]) if len(theta) else live.theta

@@ -150,7 +150,7 @@ class TrainedRun(RunRecords):
             samples = self.federation.train.client(number)
             support = Batch(samples.x, samples.y)
         model = self._deployed(plan, snapshot.store.get(number), self._uses[number], support)
-        return replace(model, arrays=self.federation.train.named(number))
+        return replace(model, arrays=self.federation.train.arrays_for(number))
 
     def adapt(self, x: Any, y: Any, rounds: int = 10) -> DeployedModel:
         """The model that a new client with samples x [n, ...] and targets y [n] deploys; the run is not changed.

@@ -396,7 +396,7 @@ class ClientWork:
             draws = rng.stream(plan.seed, "attack", down.round, self.client)
             result.update = forger.forge(update, down.theta, plan.theta0[:split], draws)
         for place, part in plan.method.uploading:
-            if part.measured:
+            if part.update_statistics:
                 result.uploads.setdefault(place, {}).update(_measure(part, result.update))
         if forger is not None or plan.method.hooks["send"]:  # else the states by what is sent are those of ``end``
             outcome = self._finite_or_failure(result)
@@ -510,4 +510,4 @@ class ClientWork:
 
 def _measure(part: Part, update: Float[Tensor, "P"]) -> Tree:
     """The part's uploads that are functions of the update."""
-    return {name: of(update) for name, of in part.measured.items()}
+    return {name: of(update) for name, of in part.update_statistics.items()}

@@ -261,7 +261,7 @@ class Cohort:
         forged = like(attack.collude(honest, int(hostile.sum())), honest[0], f"attack {type(attack).__name__}: collude")
         forged_slices = {slot: forged for slot in total.single_uploads if slot == UPDATE or slot.endswith(f"/{UPDATE}")}
         for place, part in self.plan.method.uploading:
-            forged_slices |= {f"{place}/{name}": of(forged) for name, of in part.measured.items()}
+            forged_slices |= {f"{place}/{name}": of(forged) for name, of in part.update_statistics.items()}
         for slot, value in forged_slices.items():
             for row in np.flatnonzero(hostile):
                 total.single_uploads[slot][row] = value

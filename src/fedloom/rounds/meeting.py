@@ -16,7 +16,7 @@ from fedloom.base.errors import ConfigError, in_words
 from fedloom.base.tree import Tree
 from fedloom.core.context import Heard, Meeting
 from fedloom.core.hook_results import halves, pair
-from fedloom.core.links import Links, checked, mixed
+from fedloom.core.links import Links, check_links, mixed
 from fedloom.core.server_data import ServerData
 from fedloom.core.slots import hook_name
 from fedloom.rounds.aggregate import Fold, Traffic
@@ -121,7 +121,7 @@ def meet(
     hook = hook_name("topology", topology, "between")
     state, all_links = pair(topology.between(server.parts.get("topology", {}), meeting), hook, "links")
     entries = [(place, name) for place, part in method.parts.items() for name in part.mixed]
-    for turn, links in enumerate(checked(all_links, plan.models, size, hook)):
+    for turn, links in enumerate(check_links(all_links, plan.models, size, hook)):
         message = _mix(links, None if turn else entries, received, changed, moved)
         _count(report.traffic, topology.home, links, message)
     share, mean = plan.receivers / plan.receivers.sum(), server.parts[MEAN]["mean"].clone()

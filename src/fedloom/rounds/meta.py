@@ -35,7 +35,7 @@ def forward(
         twin = None
         if plan.has_twin:
             twin = next((batch.twin for batch in batches if batch.x is x and batch.twin is not None), x)
-        tensors = layout.named(theta, buffers)
+        tensors = layout.views(theta, buffers)
         for leaf in layout.buffers:  # a memory for each: layers that overwrite theirs leave others' graphs alone
             tensors[leaf.name] = tensors[leaf.name].clone()
         tensors = {f"model.{name}": value for name, value in tensors.items()}

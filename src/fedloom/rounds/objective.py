@@ -87,7 +87,7 @@ def _at(
 ) -> Output:
     """The output at other shared parameters; buffers are copied, so that the call leaves them unchanged."""
     params = torch.cat([shared, theta.detach()[plan.layout.shared_size :]])
-    tensors = {f"model.{k}": v for k, v in plan.layout.named(params, buffers.clone()).items()}
+    tensors = {f"model.{k}": v for k, v in plan.layout.views(params, buffers.clone()).items()}
     return call(net, tensors, (x,))
 
 

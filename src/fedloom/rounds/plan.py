@@ -144,7 +144,7 @@ class ClientPlan:
         cls, model: nn.Module, method: Method, data: Split, local: Local, seed: int = 0, device: str = "cpu"
     ) -> ClientPlan:
         """The plan of a method on a model with its current parameters as the initial ones."""
-        model = method.personal.whole(model)
+        model = method.personal.server_network(model)
         layout = Layout.of(model, method.private_in(model))
         return cls(model, layout, method, data, local, *layout.read(model), seed=seed, device=device)
 

@@ -207,7 +207,7 @@ def _same_outputs(plan: ClientPlan, net: Net, candidate: InputLayer, shape: tupl
     small = candidate.at(theta, x[:2])
 
     def outputs(net: Net, layout: Layout, theta: Tensor, x: Tensor) -> list[Tensor]:
-        tensors = layout.named(theta, plan.buffers0.to(plan.device, copy=True))
+        tensors = layout.views(theta, plan.buffers0.to(plan.device, copy=True))
         out: Output = call(net, {f"model.{name}": value for name, value in tensors.items()}, (x, None))
         return [out.logits, *out.early, *([] if out.features is None else [out.features])]
 

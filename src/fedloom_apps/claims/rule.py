@@ -329,7 +329,7 @@ def difference(gain: Mapping[str, float], digits: int = 1) -> str:
     return text
 
 
-def gained(ours: Mapping[str, float], other: Mapping[str, float], scale: float = 1.0, digits: int = 1) -> str:
+def format_gain(ours: Mapping[str, float], other: Mapping[str, float], scale: float = 1.0, digits: int = 1) -> str:
     """The margin by which one method's figures exceed another's, paired by seed; ``-`` without a common seed."""
     first, second = ({seed: scale * value for seed, value in figures.items()} for figures in (ours, other))
     return difference(paired(first, second), digits)

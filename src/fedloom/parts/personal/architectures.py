@@ -56,7 +56,7 @@ class Architectures(Personal):
         """Named by their numbers."""
         return tuple(f"network_{number}" for number in range(self.count))
 
-    def whole(self, model: nn.Module) -> nn.Module:
+    def server_network(self, model: nn.Module) -> nn.Module:
         """The list of networks."""
         networks = getattr(model, "networks", None)
         if not isinstance(networks, nn.ModuleList) or len(networks) != self.count:
@@ -67,11 +67,11 @@ class Architectures(Personal):
             )
         return model
 
-    def network(self, whole: nn.Module, level: int) -> nn.Module:
+    def network(self, server_network: nn.Module, level: int) -> nn.Module:
         """The network of a group."""
-        return whole.get_submodule(f"networks.{level}")
+        return server_network.get_submodule(f"networks.{level}")
 
-    def uses(self, client: int, own: Callable[[], Tree | None], samples: int) -> tuple[Use, ...]:
+    def uses(self, client: int, load_state: Callable[[], Tree | None], samples: int) -> tuple[Use, ...]:
         """The network of the client's group."""
         if not self.members:
             return (Use(client % self.count),)
@@ -113,9 +113,9 @@ class OwnBodies(Architectures):
         ConfigError: if the heads differ.
     """
 
-    def network(self, whole: nn.Module, level: int) -> nn.Module:
+    def network(self, server_network: nn.Module, level: int) -> nn.Module:
         """The network of a group, with the head of the first."""
-        first, network = super().network(whole, 0), super().network(whole, level)
+        first, network = super().network(server_network, 0), super().network(server_network, level)
         heads = [getattr(model, "head", None) for model in (first, network)]
         shapes = [isinstance(head, nn.Module) and [tuple(p.shape) for p in head.parameters()] for head in heads]
         if shapes[0] != shapes[1]:
@@ -198,7 +198,7 @@ class OwnNetwork(Architectures):
     count: Count = 1
     align: bool = False
 
-    def whole(self, model: nn.Module) -> nn.Module:
+    def server_network(self, model: nn.Module) -> nn.Module:
         """The shared network and the own ones."""
         networks = getattr(model, "networks", None)
         if networks is None:
@@ -211,10 +211,10 @@ class OwnNetwork(Architectures):
         maps = nn.ModuleList([_map(networks[0], network) if self.align else nn.Identity() for network in networks[1:]])
         return SharedFirst(networks, maps)
 
-    def network(self, whole: nn.Module, level: int) -> nn.Module:
+    def network(self, server_network: nn.Module, level: int) -> nn.Module:
         """The shared network with the own one of a group beside it."""
         names = "networks.0", f"networks.{level + 1}", f"align.{level}"
-        return NetworkPair(*map(whole.get_submodule, names))
+        return NetworkPair(*map(server_network.get_submodule, names))
 
     def is_private(self, name: str, owner: nn.Module) -> bool:
         """Whether the parameter is one of an own network, or of a map to its features."""

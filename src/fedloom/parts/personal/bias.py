@@ -42,7 +42,7 @@ class BiasMemory(Personal):
 
     citation = "zhang2023feddbe"
 
-    def whole(self, model: nn.Module) -> nn.Module:
+    def server_network(self, model: nn.Module) -> nn.Module:
         """A copy of the model with b before its head."""
         head = getattr(model, "head", None)
         linear = next((m for m in head.modules() if isinstance(m, nn.Linear)), None) if head is not None else None

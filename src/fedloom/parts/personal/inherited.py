@@ -46,24 +46,24 @@ class Inherited(Personal):
         """h_i before the last visit, and its weight after it."""
         return {"history": theta.clone(), "weight": theta.new_zeros(())}
 
-    def start(self, ctx: Context, received: Tensor, own: Tree | None, draws: np.random.Generator) -> Start:
+    def start(self, ctx: Context, received: Tensor, state: Tree | None, draws: np.random.Generator) -> Start:
         """The received model; h_i as it is now, and its weight after this visit."""
         yield from ()
-        if own is None:
+        if state is None:
             return ctx.state, received
         weight = self.mu * ctx.round / ctx.facts.rounds
-        return {"history": _inherited(own), "weight": received.new_tensor(weight)}, received
+        return {"history": _inherited(state), "weight": received.new_tensor(weight)}, received
 
     def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
         """What ``start`` returned."""
         return ClientEnd(ctx.local, {}, update)
 
-    def fill(self, use: Use, shared: Weights, first: Weights, own: Tree | None, into: Weights) -> None:
+    def fill(self, use: Use, shared: Weights, first: Weights, state: Tree | None, into: Weights) -> None:
         """h_i, with the server's batch statistics; the server's model at a client that never participated."""
-        into.theta.copy_(shared.theta if own is None else _inherited(own))
+        into.theta.copy_(shared.theta if state is None else _inherited(state))
         into.buffers.copy_(shared.buffers)
 
 
-def _inherited(own: Tree) -> Tensor:
+def _inherited(state: Tree) -> Tensor:
     """μ_i h_i + (1 - μ_i) θ_i [P], from the state after the last visit."""
-    return torch.lerp(own["private"], own["history"], own["weight"])
+    return torch.lerp(state["private"], state["history"], state["weight"])

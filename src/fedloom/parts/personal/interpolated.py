@@ -69,14 +69,14 @@ class Subspace(Paired):
         return RegGrad((self.mu - coupling * wv / ww, coupling, -self.mu), (-coupling * wv / vv, coupling, 0.0))
 
     def private_start(
-        self, received: Tensor, initial: Tensor, own: Tensor | None, another: Callable[[], Tensor]
+        self, received: Tensor, initial: Tensor, private: Tensor | None, initialise: Callable[[], Tensor]
     ) -> Tensor:
         """At first another initialisation."""
-        return another() if own is None else own
+        return initialise() if private is None else private
 
-    def uses(self, client: int, own: Callable[[], Tree | None], samples: int) -> tuple[Use, ...]:
+    def uses(self, client: int, load_state: Callable[[], Tree | None], samples: int) -> tuple[Use, ...]:
         """λ = 0, 0.1, ..., 1, with enough samples."""
-        if own() is None:
+        if load_state() is None:
             return (Use(lam=0.0),)
         grid = GRID if samples >= max(self.min_validation, 1) else (0.5,)
         return tuple(Use(lam=lam) for lam in grid)
@@ -111,12 +111,12 @@ class APFL(Paired):
     citation = "deng2020apfl"
 
     def private_start(
-        self, received: Tensor, initial: Tensor, own: Tensor | None, another: Callable[[], Tensor]
+        self, received: Tensor, initial: Tensor, private: Tensor | None, initialise: Callable[[], Tensor]
     ) -> Tensor:
         """v, and α if it is learnt."""
         scalars = [self.alpha] if self.learn else []
         first = initial if self.initial else received
-        return torch.cat([first, first.new_tensor(scalars)]) if own is None else own
+        return torch.cat([first, first.new_tensor(scalars)]) if private is None else private
 
     def views(self, step: StepInfo, extra: Tensor, ctx: Context) -> tuple[View, ...]:
         """v at the interpolation, which leaves w where it is, and w at w; or the other way round."""
@@ -127,8 +127,8 @@ class APFL(Paired):
         """The gradient of α."""
         return RegGrad(extra=at.slope()[None] if self.learn and view.private else None)
 
-    def uses(self, client: int, own: Callable[[], Tree | None], samples: int) -> tuple[Use, ...]:
+    def uses(self, client: int, load_state: Callable[[], Tree | None], samples: int) -> tuple[Use, ...]:
         """The fixed α, or the client's learnt one; w if it never participated."""
-        if (state := own()) is None:
+        if (state := load_state()) is None:
             return (Use(lam=0.0),)
         return (Use(lam=float(state["private"][-1]) if self.learn else self.alpha),)

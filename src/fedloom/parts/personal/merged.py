@@ -60,14 +60,14 @@ class Merged(Personal):
         """W [P] and the number of epochs that have trained it."""
         return {"weights": torch.full_like(theta, self.initial), "epochs": theta.new_zeros(())}
 
-    def start(self, ctx: Context, received: Tensor, own: Tree | None, draws: np.random.Generator) -> Start:
+    def start(self, ctx: Context, received: Tensor, state: Tree | None, draws: np.random.Generator) -> Start:
         """θ̂_i, after the steps of the weights."""
         w, epochs = ctx.state["weights"].clone(), int(ctx.state["epochs"])
         learnable = slice(len(w) - sum(ctx.facts.layers[-self.layers :]), None)
         w[: learnable.start] = 1
-        if own is None:
+        if state is None:
             return {**ctx.state, "weights": w}, received
-        last, samples, losses = own["private"], ctx.samples, []
+        last, samples, losses = state["private"], ctx.samples, []
         rows = torch.from_numpy(draws.permutation(len(samples.x))[: max(round(self.fraction * len(samples.x)), 1)])
         limit = 0 if not self.rate else 1 if epochs else self.most
         while len(losses) < limit and not (len(losses) > RECENT and np.std(losses[-RECENT:]) < self.tolerance):
@@ -85,9 +85,11 @@ class Merged(Personal):
         """The weights are kept."""
         return ClientEnd(ctx.local, {}, update)
 
-    def fill(self, use: Use, shared: Weights, first: Weights, own: Tree | None, into: Weights) -> None:
+    def fill(self, use: Use, shared: Weights, first: Weights, state: Tree | None, into: Weights) -> None:
         """θ̂_i of the server's model, with its buffers; that model itself at a client that never participated."""
-        into.theta.copy_(shared.theta if own is None else torch.lerp(own["private"], shared.theta, own["weights"]))
+        into.theta.copy_(
+            shared.theta if state is None else torch.lerp(state["private"], shared.theta, state["weights"])
+        )
         into.buffers.copy_(shared.buffers)
 
 
@@ -99,7 +101,7 @@ class OwnStart(Personal):
     first visit a client starts at what it receives. Batch statistics are the received ones.
     """
 
-    def start(self, ctx: Context, received: Tensor, own: Tree | None, draws: np.random.Generator) -> Start:
+    def start(self, ctx: Context, received: Tensor, state: Tree | None, draws: np.random.Generator) -> Start:
         """The client's last model."""
         yield from ()
-        return ctx.local, received if own is None else own["private"]
+        return ctx.local, received if state is None else state["private"]

@@ -90,7 +90,7 @@ class TwoLevels(Personal):
         """Complex and simple."""
         return ("complex", "simple")
 
-    def uses(self, client: int, own: Callable[[], Tree | None], samples: int) -> tuple[Use, ...]:
+    def uses(self, client: int, load_state: Callable[[], Tree | None], samples: int) -> tuple[Use, ...]:
         """The simple network at simple clients."""
         return (Use(int(is_simple(client, self.simple_fraction))),)
 
@@ -116,13 +116,13 @@ class EarlyExitSlice(TwoLevels):
 
     side_weight: NonNegative = 1.0
 
-    def whole(self, model: nn.Module) -> nn.Module:
+    def server_network(self, model: nn.Module) -> nn.Module:
         """The complex network, with its exit."""
         return _require_exit("early_exit", model)
 
-    def network(self, whole: nn.Module, level: int) -> nn.Module:
+    def network(self, server_network: nn.Module, level: int) -> nn.Module:
         """The complex network, or its part up to the exit."""
-        return Simple(whole) if level else whole
+        return Simple(server_network) if level else server_network
 
     def exit_weights(self, level: int) -> tuple[float, ...]:
         """Both exits of the complex network, if there is a side objective."""
@@ -137,15 +137,15 @@ class Decoupled(TwoLevels):
     The complex one has no exit.
     """
 
-    def whole(self, model: nn.Module) -> nn.Module:
+    def server_network(self, model: nn.Module) -> nn.Module:
         """A copy of the first stages with the exit, and the network without the exit."""
         complex = copy.deepcopy(_require_exit("decoupled", model))
         del complex.exit
         return Both(copy.deepcopy(Simple(model)), complex)
 
-    def network(self, whole: nn.Module, level: int) -> nn.Module:
+    def network(self, server_network: nn.Module, level: int) -> nn.Module:
         """One of the two networks."""
-        return whole.get_submodule("simple" if level else "complex")
+        return server_network.get_submodule("simple" if level else "complex")
 
 
 @dataclass(frozen=True)
@@ -190,13 +190,13 @@ class WidthSlice(Personal):
         """Named by their widths."""
         return tuple(f"width_{share:g}" for share in self.widths)
 
-    def uses(self, client: int, own: Callable[[], Tree | None], samples: int) -> tuple[Use, ...]:
+    def uses(self, client: int, load_state: Callable[[], Tree | None], samples: int) -> tuple[Use, ...]:
         """The client's number modulo the number of widths."""
         return (Use(client % len(self.widths)),)
 
-    def network(self, whole: nn.Module, level: int) -> nn.Module:
+    def network(self, server_network: nn.Module, level: int) -> nn.Module:
         """The network of the first channels."""
-        return whole if self.widths[level] == 1 else narrowed(whole, self.widths[level], self.scale)
+        return server_network if self.widths[level] == 1 else narrowed(server_network, self.widths[level], self.scale)
 
 
 @dataclass(frozen=True)

@@ -36,10 +36,10 @@ class Ditto(Paired):
     citation = "li2021ditto"
 
     def private_start(
-        self, received: Tensor, initial: Tensor, own: Tensor | None, another: Callable[[], Tensor]
+        self, received: Tensor, initial: Tensor, private: Tensor | None, initialise: Callable[[], Tensor]
     ) -> Tensor:
         """v."""
-        return (initial if self.initial else received) if own is None else own
+        return (initial if self.initial else received) if private is None else private
 
     def views(self, step: StepInfo, extra: Tensor, ctx: Context) -> tuple[View, ...]:
         """First w at w, then v at v."""
@@ -87,7 +87,7 @@ class PFedMe(Paired):
         self._check_rate("the local learning rate", local.lr)
 
     def private_start(
-        self, received: Tensor, initial: Tensor, own: Tensor | None, another: Callable[[], Tensor]
+        self, received: Tensor, initial: Tensor, private: Tensor | None, initialise: Callable[[], Tensor]
     ) -> Tensor:
         """θ^t, in every round."""
         return received

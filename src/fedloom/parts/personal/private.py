@@ -26,9 +26,9 @@ class Reinitialised(Personal):
     """
 
     def private_start(
-        self, received: Tensor, initial: Tensor, own: Tensor | None, another: Callable[[], Tensor]
+        self, received: Tensor, initial: Tensor, private: Tensor | None, initialise: Callable[[], Tensor]
     ) -> Tensor:
-        return another()
+        return initialise()
 
     def is_private(self, name: str, owner: nn.Module) -> bool:
         return True

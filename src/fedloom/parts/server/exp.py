@@ -30,7 +30,7 @@ class Extrapolated(ServerOptimizer):
     eps: NonNegative = 1e-3
 
     uploads = {"squares": Reduce.MIX}  # noqa: RUF012
-    measured = {"squares": lambda update: update.square().sum()}  # noqa: RUF012
+    update_statistics = {"squares": lambda update: update.square().sum()}  # noqa: RUF012
     citation = "jhunjhunwala2023fedexp"
 
     def step(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:

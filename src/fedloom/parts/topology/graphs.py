@@ -127,7 +127,7 @@ class Graph(OwnModel):
             active, np.concatenate([i, active]), np.concatenate([j, active]), np.concatenate([weight, rest])
         )
 
-    def known(self, clients: int) -> tuple[Links, ...]:
+    def fixed_links(self, clients: int) -> tuple[Links, ...]:
         return () if self.push_sum else tuple(self.links(clients, t) for t in range(self.period(clients)))
 
     def init_server(self, theta: Tensor, facts: Facts) -> Tree:
