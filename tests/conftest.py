@@ -92,13 +92,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Say how many of the quick tests are gone."""
-    reports = (one for some in terminalreporter.stats.values() for one in some if isinstance(one, pytest.TestReport))
-    if config.getoption("--quick") and (gone := QUICK - {report.nodeid for report in reports}):
+    reports = (r for group in terminalreporter.stats.values() for r in group if isinstance(r, pytest.TestReport))
+    if config.getoption("--quick") and (missing := QUICK - {report.nodeid for report in reports}):
         text = "of tests/quick.txt did not run, such as"
-        terminalreporter.write_line(f"{len(gone)} tests {text} {min(gone)}; benchmarks/choose_tests.py chooses anew")
+        terminalreporter.write_line(
+            f"{len(missing)} tests {text} {min(missing)}; benchmarks/choose_tests.py chooses anew"
+        )
 
 
-def _keep(config: pytest.Config, items: list[pytest.Item], chosen: set[pytest.Item]) -> None:
+def _keep(config: pytest.Config, items: list[pytest.Item], selection: set[pytest.Item]) -> None:
     """Deselect all other items."""
-    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
-    items[:] = [item for item in items if item in chosen]
+    config.hook.pytest_deselected(items=[item for item in items if item not in selection])
+    items[:] = [item for item in items if item in selection]

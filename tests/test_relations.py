@@ -34,10 +34,10 @@ def draws(seed: int, name: str) -> Iterator[Draw]:
 @pytest.mark.parametrize("name", RELATIONS)
 def test_relations_hold_for_what_is_drawn(name: str) -> None:
     count, drawn = Count(), draws(0, name)
-    while count.held < HELD:
+    while count.successes < HELD:
         fault = search(name, next(drawn), count)
         assert fault is None, f"\n{fault}"
-        assert len(count.refused) < 10 * HELD, f"nearly all is refused: {count.refused}"
+        assert len(count.refusals) < 10 * HELD, f"nearly all is refused: {count.refusals}"
 
 
 @pytest.mark.skipif(not SECONDS, reason="searches as long as FEDLOOM_RELATIONS says, in seconds")
@@ -53,7 +53,7 @@ def test_relations_hold_for_whatever_is_drawn(capsys: pytest.CaptureFixture[str]
     with capsys.disabled():
         print(f"\nFEDLOOM_RELATIONS_SEED={seed}")
         for name, count in counts.items():
-            print(f"{name}: {count.held} held, {len(count.refused)} refused{', broken' * (name in faults)}")
+            print(f"{name}: {count.successes} held, {len(count.refusals)} refused{', broken' * (name in faults)}")
     assert not faults, "\n\n".join(["", *faults.values()])
 
 
@@ -66,17 +66,17 @@ def test_every_part_is_drawn_or_has_a_reason() -> None:
 
 def test_what_is_broken_is_shrunk_to_what_breaks_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def adam_fails_with_names(draw: Draw) -> None:
-        assert not (draw.server == "adam" and draw.named), "wrong"
+        assert not (draw.server == "adam" and draw.has_names), "wrong"
 
     monkeypatch.setitem(RELATIONS, "made up", RELATIONS["bytes by hand"]._replace(check=adam_fails_with_names))
     random = draws(1, "made up")
-    large = next(draw for draw in random if draw.server == "adam" and draw.named)
+    large = next(draw for draw in random if draw.server == "adam" and draw.has_names)
     least = shrink("made up", large)
-    assert str(least) == "Draw(server='adam', named=True)"
+    assert str(least) == "Draw(server='adam', has_names=True)"
     assert eval(str(least)) == least
     fault = search("made up", large, Count())
     assert fault is not None
-    assert "check('made up', Draw(server='adam', named=True))" in fault
+    assert "check('made up', Draw(server='adam', has_names=True))" in fault
 
 
 def test_impossible_compositions_are_refused_and_counted() -> None:
@@ -84,4 +84,4 @@ def test_impossible_compositions_are_refused_and_counted() -> None:
     with pytest.raises(Refused, match="fits one model"):
         base(impossible)
     assert search("evaluation changes no training", impossible, count) is None
-    assert (count.held, len(count.refused)) == (0, 1)
+    assert (count.successes, len(count.refusals)) == (0, 1)

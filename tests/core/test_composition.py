@@ -158,7 +158,7 @@ def assert_follows_the_round(chosen: Composition) -> None:
     start = np.concatenate([p.detach().double().numpy().ravel() for p in tanh_net(WIDTH).parameters()])
     federation = classes(seed=6)  # of which every client has two classes at least
     world = World(federation, start, WIDTH, ROUNDS, cohort or len(federation.train.index), local, SEED)
-    expected, parts = composition.trained(world, rules)
+    expected, parts = composition.train(world, rules)
     private = parts["personal"].own
     method = Method("composed", **({"objective": (CrossEntropy(),)} | chosen.filled(0)))
     result = run(experiment(method, federation=federation, rounds=ROUNDS, cohort=cohort, local=local, seed=SEED))

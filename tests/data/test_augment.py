@@ -71,15 +71,15 @@ ENHANCE = {
 def test_enhancements_are_pillows(name: str, factor: float) -> None:
     for seed in range(3):
         image = photo(seed)
-        theirs = np.asarray(ENHANCE[name](Image.fromarray(image)).enhance(factor), dtype=float)
-        ours = apply_operations(
+        expected = np.asarray(ENHANCE[name](Image.fromarray(image)).enhance(factor), dtype=float)
+        output = apply_operations(
             tensor(image), torch.tensor([NUMBER[name]]), torch.tensor([factor]), torch.zeros(3, 1, 1)
         )
-        assert np.abs(bytes_of(ours) - theirs).max() <= 2.01  # Pillow rounds twice to 8 bits
+        assert np.abs(bytes_of(output) - expected).max() <= 2.01  # Pillow rounds twice to 8 bits
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "theirs", "tolerance"),
+    ("name", "value", "pillow", "tolerance"),
     [
         ("posterize", 4.0, lambda image: ImageOps.posterize(image, 4), 1e-6),
         ("posterize", 6.0, lambda image: ImageOps.posterize(image, 6), 1e-6),
@@ -90,18 +90,18 @@ def test_enhancements_are_pillows(name: str, factor: float) -> None:
         ("autocontrast", 0.0, ImageOps.autocontrast, 1.01),
     ],
 )
-def test_pixel_operations_are_pillows(name: str, value: float, theirs, tolerance: float) -> None:  # type: ignore[no-untyped-def]
+def test_pixel_operations_are_pillows(name: str, value: float, pillow, tolerance: float) -> None:  # type: ignore[no-untyped-def]
     for image in (
         photo(1),
         photo(2),
         np.full((24, 24, 3), 7, np.uint8),
         np.kron(np.eye(6), np.full((4, 4), 255))[..., None].repeat(3, 2).astype(np.uint8),
     ):
-        expected = np.asarray(theirs(Image.fromarray(image)), dtype=float)
-        ours = apply_operations(
+        expected = np.asarray(pillow(Image.fromarray(image)), dtype=float)
+        output = apply_operations(
             tensor(image), torch.tensor([NUMBER[name]]), torch.tensor([value]), torch.zeros(3, 1, 1)
         )
-        assert np.abs(bytes_of(ours) - expected).max() <= tolerance
+        assert np.abs(bytes_of(output) - expected).max() <= tolerance
 
 
 AFFINE = {
@@ -118,27 +118,27 @@ def test_moves_are_pillows(name: str) -> None:
     for value in (-0.23, 0.111) if "shear" in name else (-7.0, 3.0):
         pillow = Image.fromarray(image)
         if name == "rotate":
-            theirs = np.asarray(pillow.rotate(value, Image.Resampling.NEAREST), dtype=float)
+            expected = np.asarray(pillow.rotate(value, Image.Resampling.NEAREST), dtype=float)
         else:
-            theirs = np.asarray(
+            expected = np.asarray(
                 pillow.transform((24, 24), Image.Transform.AFFINE, AFFINE[name](value), Image.Resampling.NEAREST),
                 dtype=float,
             )
-        ours = apply_operations(
+        output = apply_operations(
             tensor(image),
             torch.tensor([NUMBER[name]]),
             torch.tensor([value], dtype=torch.float64),
             torch.zeros(3, 1, 1).double(),
         )
-        off = np.abs(bytes_of(ours) - theirs).max(-1) > 1e-6
+        off = np.abs(bytes_of(output) - expected).max(-1) > 1e-6
         assert off.mean() < 0.02, name  # pixels that fall between two
 
 
 def test_blur_is_pillows_gaussian_where_the_kernel_is_wide_enough() -> None:
     image = photo(4, 40)
-    theirs = np.asarray(Image.fromarray(image).filter(ImageFilter.GaussianBlur(1.5)), dtype=float)
-    ours = bytes_of(augment.blur(tensor(image), torch.tensor([1.5]), 13))
-    assert np.abs(ours - theirs)[8:-8, 8:-8].max() < 3  # Pillow approximates by boxes
+    expected = np.asarray(Image.fromarray(image).filter(ImageFilter.GaussianBlur(1.5)), dtype=float)
+    output = bytes_of(augment.blur(tensor(image), torch.tensor([1.5]), 13))
+    assert np.abs(output - expected)[8:-8, 8:-8].max() < 3  # Pillow approximates by boxes
     flat = torch.full((2, 3, 9, 9), 0.3)
     torch.testing.assert_close(augment.blur(flat, torch.tensor([0.1, 2.0]), 5), flat)
 
@@ -159,19 +159,19 @@ def test_crop_flip_and_cutout_by_hand(seed: int) -> None:
     x, scale = arrays.x, Scale.of(arrays.x, MEAN, STD)
     n, channels, h, w = x.shape
     crop = augmentation({"name": "crop", "padding": 3})
-    drawn = crop.draw(n, (channels, h, w), rng(seed))
+    draws = crop.draw(n, (channels, h, w), rng(seed))
     wide = scale.black.expand(n, channels, h + 6, w + 6).clone()
     wide[:, :, 3:-3, 3:-3] = x
-    for i, (top, left) in enumerate(drawn["corner"].tolist()):
-        torch.testing.assert_close(crop.apply(x, drawn, scale)[i], wide[i, :, top : top + h, left : left + w])
+    for i, (top, left) in enumerate(draws["corner"].tolist()):
+        torch.testing.assert_close(crop.apply(x, draws, scale)[i], wide[i, :, top : top + h, left : left + w])
     flip = augmentation("flip")
-    drawn = flip.draw(n, (channels, h, w), rng(seed))
-    for i, flipped in enumerate(drawn["flipped"].tolist()):
-        assert torch.equal(flip.apply(x, drawn, scale)[i], x[i].flip(2) if flipped else x[i])
+    draws = flip.draw(n, (channels, h, w), rng(seed))
+    for i, flipped in enumerate(draws["flipped"].tolist()):
+        assert torch.equal(flip.apply(x, draws, scale)[i], x[i].flip(2) if flipped else x[i])
     cutout = augmentation({"name": "cutout", "size": 6})
-    drawn = cutout.draw(n, (channels, h, w), rng(seed))
-    new = cutout.apply(x, drawn, scale)
-    for i, (row, column) in enumerate(drawn["centre"].tolist()):
+    draws = cutout.draw(n, (channels, h, w), rng(seed))
+    new = cutout.apply(x, draws, scale)
+    for i, (row, column) in enumerate(draws["centre"].tolist()):
         expected = x[i].clone()
         expected[:, max(row - 3, 0) : row + 3, max(column - 3, 0) : column + 3] = 0
         assert torch.equal(new[i], expected)
@@ -192,8 +192,8 @@ def test_draws_have_the_asked_probabilities() -> None:
     for low, high in ((0.1, 2.0), (0.5, 1.5)):
         sigma = augmentation({"name": "blur", "low": low, "high": high}).draw(n, shape, rng())["sigma"]
         assert (sigma.min(), sigma.max()) == (pytest.approx(low, abs=0.01), pytest.approx(high, abs=0.01))
-    chosen = augmentation({"name": "randaugment", "operations": 3}).draw(n, shape, rng())["operation"].numpy()
-    counts = np.bincount(chosen.ravel(), minlength=len(OPERATIONS))
+    operations = augmentation({"name": "randaugment", "operations": 3}).draw(n, shape, rng())["operation"].numpy()
+    counts = np.bincount(operations.ravel(), minlength=len(OPERATIONS))
     assert counts[NUMBER["invert"]] == 0
     assert np.abs(counts[:-1] / counts.sum() - 1 / 14).max() < 0.004
 
@@ -202,11 +202,11 @@ def test_autoaugment_draws_the_published_table() -> None:
     """How often each operation happens, against its expectation under the table; and a few strengths by hand."""
     assert POLICY.shape == (25, 2, 3)
     n = 60_000
-    drawn = augmentation("autoaugment").draw(n, (3, 32, 32), rng())
+    draws = augmentation("autoaugment").draw(n, (3, 32, 32), rng())
     expected: Counter[int] = Counter()
     for operation, p, _ in POLICY.reshape(-1, 3):
         expected[int(operation)] += p / 25
-    counts = np.bincount(drawn["operation"].numpy().ravel(), minlength=len(OPERATIONS))
+    counts = np.bincount(draws["operation"].numpy().ravel(), minlength=len(OPERATIONS))
     for number in range(1, len(OPERATIONS)):
         assert counts[number] / n == pytest.approx(expected[number], abs=0.01)
     for name, level, value in (
@@ -217,19 +217,19 @@ def test_autoaugment_draws_the_published_table() -> None:
         ("posterize", 7, 5.0),
         ("solarize", 8, 255 / 9),
     ):
-        made = strength(np.array([NUMBER[name]]), np.array([float(level)]), 10, np.array([1]), 32, 32)
-        assert made[0] == pytest.approx(value), name
-        other = strength(np.array([NUMBER[name]]), np.array([float(level)]), 10, np.array([-1]), 32, 32)
+        positive = strength(np.array([NUMBER[name]]), np.array([float(level)]), 10, np.array([1]), 32, 32)
+        assert positive[0] == pytest.approx(value), name
+        negative = strength(np.array([NUMBER[name]]), np.array([float(level)]), 10, np.array([-1]), 32, 32)
         signed = {"contrast": 0.4}.get(name, -value) if name not in ("posterize", "solarize") else value
-        assert other[0] == pytest.approx(signed), name
+        assert negative[0] == pytest.approx(signed), name
 
 
 def test_policies_go_both_ways_and_move_by_shares_of_width_and_height() -> None:
     shape = (3, 20, 60)  # 150/331 of the width is 27.2 pixels, of the height 9.1
 
     def strengths(settings: dict[str, Any], name: str) -> list[float]:
-        drawn = augmentation(settings).draw(20_000, shape, rng())
-        return drawn["strength"][drawn["operation"] == NUMBER[name]].unique().tolist()
+        draws = augmentation(settings).draw(20_000, shape, rng())
+        return draws["strength"][draws["operation"] == NUMBER[name]].unique().tolist()
 
     largest: dict[str, Any] = {"name": "randaugment", "magnitude": 30}
     assert strengths(largest, "rotate") == [-30, 30]
@@ -242,8 +242,8 @@ def test_policies_go_both_ways_and_move_by_shares_of_width_and_height() -> None:
 
 def test_what_a_policy_moves_in_has_the_mean_colour() -> None:
     black = torch.zeros(1, 3, 4, 6)
-    drawn = {"operation": torch.tensor([[NUMBER["translate_x"]]]), "strength": torch.tensor([[2.0]])}
-    moved = augmentation("randaugment").apply(black, drawn, Scale.of(black, MEAN, STD))
+    draws = {"operation": torch.tensor([[NUMBER["translate_x"]]]), "strength": torch.tensor([[2.0]])}
+    moved = augmentation("randaugment").apply(black, draws, Scale.of(black, MEAN, STD))
     assert (moved[..., :4] == 0).all()
     torch.testing.assert_close(moved[..., 4:], torch.tensor(MEAN)[:, None, None].expand(1, 3, 4, 2))
 
@@ -251,12 +251,12 @@ def test_what_a_policy_moves_in_has_the_mean_colour() -> None:
 def test_jitter_changes_brightness_contrast_saturation_and_hue_in_this_order() -> None:
     x = torch.cat([tensor(photo(1)), tensor(photo(2))])
     values = {"brightness": 0.7, "contrast": 1.3, "saturation": 0.8, "hue": 0.05}
-    drawn = {name: torch.full((2,), value) for name, value in values.items()} | {"happens": torch.tensor([True, False])}
-    new = augmentation("jitter").apply(x, drawn, Scale.of(x, (), ()))
-    theirs = Image.fromarray(photo(1))
+    draws = {name: torch.full((2,), value) for name, value in values.items()} | {"happens": torch.tensor([True, False])}
+    new = augmentation("jitter").apply(x, draws, Scale.of(x, (), ()))
+    picture = Image.fromarray(photo(1))
     for kind, factor in ((ImageEnhance.Brightness, 0.7), (ImageEnhance.Contrast, 1.3), (ImageEnhance.Color, 0.8)):
-        theirs = kind(theirs).enhance(factor)
-    expected = augment.hue(tensor(np.array(theirs)), torch.tensor([0.05]))
+        picture = kind(picture).enhance(factor)
+    expected = augment.hue(tensor(np.array(picture)), torch.tensor([0.05]))
     assert (new[0] - expected[0]).abs().max() < 5 / 255  # Pillow rounds to 8 bits each time
     assert torch.equal(new[1], x[1])
 
@@ -274,8 +274,8 @@ def test_the_same_draws_are_the_same_bits_however_batches_are_put_together(names
     change = pipeline(names, arrays)
     sizes = [4, 1, 6]
     together = change(arrays.x, [(rng(k), n) for k, n in enumerate(sizes)])
-    apart = [change(x, [(rng(k), len(x))]) for k, x in enumerate(arrays.x.split(sizes))]
-    torch.testing.assert_close(together, torch.cat(apart), atol=1e-5, rtol=1e-5)
+    by_client = [change(x, [(rng(k), len(x))]) for k, x in enumerate(arrays.x.split(sizes))]
+    torch.testing.assert_close(together, torch.cat(by_client), atol=1e-5, rtol=1e-5)
     assert torch.equal(change(arrays.x, [(rng(5), 11)]), change(arrays.x, [(rng(5), 11)]))
     assert not torch.equal(change(arrays.x, [(rng(5), 11)]), change(arrays.x, [(rng(6), 11)]))
     assert torch.equal(arrays.x, normalised(11).x)  # inputs are not written to
@@ -314,7 +314,7 @@ def test_grey_images_and_float64() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("setting", "message"),
     [
         ("crpo", "unknown augmentation 'crpo'; did you mean 'crop'"),
         ({"name": "cutout", "side": 3}, "augmentation 'cutout' has no setting 'side'"),
@@ -323,10 +323,10 @@ def test_grey_images_and_float64() -> None:
         ({"name": "blur", "size": 4}, "must be odd"),
     ],
 )
-def test_bad_settings_get_one_sentence(given: object, said: str) -> None:
-    with pytest.raises(ConfigError, match=said) as caught:
-        augmentation(given)  # type: ignore[arg-type]
-    assert "\n" not in str(caught.value)
+def test_bad_settings_get_one_sentence(setting: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
+        augmentation(setting)  # type: ignore[arg-type]
+    assert "\n" not in str(error.value)
 
 
 def test_data_that_do_not_suit_are_refused() -> None:

@@ -41,17 +41,17 @@ def bags(count: int) -> list[tuple[Tensor, Tensor]]:
     """Bags of one to four numbers, each with the numbers that are greater than 0."""
     draw = np.random.default_rng(0)
     numbers = [torch.tensor(draw.normal(size=draw.integers(1, 5))) for _ in range(count)]
-    return [(one, one[one > 0]) for one in numbers]
+    return [(bag, bag[bag > 0]) for bag in numbers]
 
 
-def both(samples: list[Any]) -> tuple[dict[str, Tensor], list[Tensor]]:
-    numbers = [one for one, _ in samples]
-    owner = torch.arange(len(numbers)).repeat_interleave(torch.tensor([len(one) for one in numbers]))
-    return {"numbers": torch.cat(numbers)[:, None], "owner": owner}, [own for _, own in samples]
+def collate_pairs(samples: list[Any]) -> tuple[dict[str, Tensor], list[Tensor]]:
+    numbers = [bag for bag, _ in samples]
+    owner = torch.arange(len(numbers)).repeat_interleave(torch.tensor([len(bag) for bag in numbers]))
+    return {"numbers": torch.cat(numbers)[:, None], "owner": owner}, [target for _, target in samples]
 
 
-def inputs(samples: list[Tensor]) -> dict[str, Tensor]:
-    return both([(one, one) for one in samples])[0]
+def collate_inputs(samples: list[Tensor]) -> dict[str, Tensor]:
+    return collate_pairs([(bag, bag) for bag in samples])[0]
 
 
 class Sums(nn.Module):
@@ -74,23 +74,23 @@ class Dicts(Sums):
 
 
 def squared(out: Any, y: list[Tensor]) -> Tensor:
-    return (out["sum"] - torch.stack([own.sum() for own in y])).square()
+    return (out["sum"] - torch.stack([target.sum() for target in y])).square()
 
 
 def structures(clients: int = 4) -> Federation:
-    return fl.data.federate(bags(48), "iid", clients=clients, collate=both)
+    return fl.data.federate(bags(48), "iid", clients=clients, collate=collate_pairs)
 
 
-def labelled(partition: str = "dirichlet") -> Federation:
-    samples = [one for one, _ in bags(60)]
-    return fl.data.federate(samples, partition, clients=4, y=[len(one) > 2 for one in samples], collate=inputs)
+def labelled_federation(partition: str = "dirichlet") -> Federation:
+    samples = [bag for bag, _ in bags(60)]
+    return fl.data.federate(samples, partition, clients=4, y=[len(bag) > 2 for bag in samples], collate=collate_inputs)
 
 
 def play(method: str = "fedavg", federation: Federation | None = None, **settings: Any) -> Any:
-    chosen: dict[str, Any] = {"rounds": 2, "local": LOCAL, "seed": 3} | settings
+    conditions: dict[str, Any] = {"rounds": 2, "local": LOCAL, "seed": 3} | settings
     if federation is None:
-        return fl.run(method, structures(), Dicts, loss=squared, **chosen)
-    return fl.run(method, federation, lambda: Sums(2), **chosen)
+        return fl.run(method, structures(), Dicts, loss=squared, **conditions)
+    return fl.run(method, federation, lambda: Sums(2), **conditions)
 
 
 @pytest.mark.parametrize(
@@ -101,11 +101,13 @@ def test_structures_are_samples_like_others(method: str) -> None:
     """The same bits in processes; the recorded loss is that of each sample by itself, on the client's own model."""
     result = play(method, engine="serial")
     assert_same_state(result.snapshot, play(method, engine="processes", engine_settings={"workers": 2}).snapshot, 0)
-    own = result.trained.federation.held_out.client(1)
-    mine = result.trained.client(1)
-    losses = [squared(mine.module(x), y) for x, y in (own.batch(torch.tensor([row])) for row in range(len(own)))]
-    assert mine.evaluate(own.x.items)["loss"] == pytest.approx(float(torch.cat(losses).detach().mean()), abs=1e-6)
-    assert [out["sum"].shape for out in mine.predict(own.x.items)] == [(1,)] * len(own)
+    samples = result.trained.federation.held_out.client(1)
+    model = result.trained.client(1)
+    losses = [
+        squared(model.module(x), y) for x, y in (samples.batch(torch.tensor([row])) for row in range(len(samples)))
+    ]
+    assert model.evaluate(samples.x.items)["loss"] == pytest.approx(float(torch.cat(losses).detach().mean()), abs=1e-6)
+    assert [out["sum"].shape for out in model.predict(samples.x.items)] == [(1,)] * len(samples)
     final = result.summary["final"]
     assert final["clients/loss/mean"] > 0
     assert "clients/accuracy/mean" not in final
@@ -123,21 +125,21 @@ def test_a_step_on_collated_samples_is_that_of_padded_rows() -> None:
         grads = torch.autograd.grad(squared(module(x), y).mean(), list(module.parameters()))
         models.append([p - 0.1 * g for p, g in zip(module.parameters(), grads, strict=True)])
     sizes = torch.tensor(federation.train.index.sizes / federation.train.index.sizes.sum(), dtype=torch.float32)
-    for got, parts in zip(run.trained.server.module.parameters(), zip(*models, strict=True), strict=True):
+    for parameter, parts in zip(run.trained.server.module.parameters(), zip(*models, strict=True), strict=True):
         expected = sum(size * part for size, part in zip(sizes, parts, strict=True))
-        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(parameter, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_run_of_structures_goes_on_and_is_loaded(tmp_path: Path) -> None:
-    whole = play(rounds=4)
+    full_run = play(rounds=4)
     play(rounds=2, out=tmp_path / "run")
     again = play(rounds=4, out=tmp_path / "run", resume=True)
-    assert_same_state(whole.snapshot, again.snapshot, 0)
+    assert_same_state(full_run.snapshot, again.snapshot, 0)
     settings: dict[str, Any] = {"loss": squared, "rounds": 4, "local": LOCAL, "seed": 3}
     loaded = fl.load(tmp_path / "run", "fedavg", structures(), Dicts, **settings)
-    mine = [one.server.predict(bags(3))[0]["sum"] for one in (loaded, whole.trained)]
-    assert torch.equal(*mine)
-    other = fl.data.federate(bags(48), "iid", clients=4, collate=lambda samples: both(samples))
+    predictions = [trained.server.predict(bags(3))[0]["sum"] for trained in (loaded, full_run.trained)]
+    assert torch.equal(*predictions)
+    other = fl.data.federate(bags(48), "iid", clients=4, collate=lambda samples: collate_pairs(samples))
     with pytest.raises(fl.FedLoomError, match="collate"):
         fl.load(tmp_path / "run", "fedavg", other, Dicts, **settings)
 
@@ -148,7 +150,7 @@ def test_metrics_of_ones_own_see_all_samples_of_a_client_and_of_all() -> None:
     @fl.metrics.metric(direction="min")
     def bag_error(out: Any, y: Any) -> float:
         calls.append(len(out))
-        return float(np.mean([abs(float(o["sum"]) - float(own[0].sum())) for o, own in zip(out, y, strict=True)]))
+        return float(np.mean([abs(float(o["sum"]) - float(target[0].sum())) for o, target in zip(out, y, strict=True)]))
 
     on = {"what": ("clients",), "metrics": ("bag_error",)}
     result = play(evaluation=on, rounds=1)
@@ -160,7 +162,7 @@ def test_metrics_of_ones_own_see_all_samples_of_a_client_and_of_all() -> None:
 
 def test_inputs_of_any_structure_with_plain_targets_have_all_that_goes_by_targets() -> None:
     """Partitions by label, accuracy, metrics of scores, and objectives that read class numbers."""
-    federation = labelled()
+    federation = labelled_federation()
     assert repr(federation).startswith("<Federation: 4 clients, samples to collate, 2 classes; ")
     assert np.ptp(federation.train.index.sizes) > 0
     result = play("fedlc", federation, evaluation={"metrics": ("accuracy", "cross_entropy"), "what": ("clients",)})
@@ -171,24 +173,33 @@ def test_inputs_of_any_structure_with_plain_targets_have_all_that_goes_by_target
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "labels": (lambda: fl.data.federate(bags(9), "dirichlet", clients=2, collate=both), "reads class numbers"),
+    "labels": (lambda: fl.data.federate(bags(9), "dirichlet", clients=2, collate=collate_pairs), "reads class numbers"),
     "dp": (lambda: play(local=fl.Local(steps=2, dp_clip=1.0)), "local.dp_clip takes samples by themselves or in rows"),
     "pieces": (lambda: play(local=fl.Local(micro_batch=2)), "local.micro_batch takes samples by themselves"),
-    "adapted": (lambda: play("per_fedavg", labelled()), "adaptation 'maml' takes samples"),
-    "start": (lambda: play("fedala", labelled()), "a start that learns from samples takes"),
+    "adapted": (lambda: play("per_fedavg", labelled_federation()), "adaptation 'maml' takes samples"),
+    "start": (lambda: play("fedala", labelled_federation()), "a start that learns from samples takes"),
     "classes": (lambda: fl.run("fedavg", structures(), Dicts), "give a loss of your own"),
     "images": (lambda: play(augment=["flip"]), "needs images"),
     "by name": (lambda: fl.run("fedavg", structures(), "mlp", loss=squared), "give a module of your own"),
     "loss": (lambda: fl.run("fedavg", structures(), Dicts, loss=nn.MSELoss()), "fails on outputs a dict"),
     "metric": (lambda: play(evaluation={"metrics": ("auroc",)}), "are structures"),
     "export": (lambda: play(rounds=0).trained.server.export("x.onnx", "onnx"), "choose safetensors"),
-    "table": (lambda: fl.data.federate(bags(9), "iid", clients=2, collate=both, standardise=True), "is for tables"),
-    "column": (lambda: fl.data.federate(bags(9), collate=both, client="site"), "give the client of each sample"),
+    "table": (
+        lambda: fl.data.federate(bags(9), "iid", clients=2, collate=collate_pairs, standardise=True),
+        "is for tables",
+    ),
+    "column": (
+        lambda: fl.data.federate(bags(9), collate=collate_pairs, client="site"),
+        "give the client of each sample",
+    ),
     "pair": (
-        lambda: fl.data.federate(bags(2), "iid", clients=1, y=[0, 1], test=bags(2), collate=inputs),
+        lambda: fl.data.federate(bags(2), "iid", clients=1, y=[0, 1], test=bags(2), collate=collate_inputs),
         "test samples are",
     ),
-    "iterator": (lambda: fl.data.federate(iter(bags(2)), "iid", clients=1, collate=both), "are a sequence, not a"),
+    "iterator": (
+        lambda: fl.data.federate(iter(bags(2)), "iid", clients=1, collate=collate_pairs),
+        "are a sequence, not a",
+    ),
     "no pair": (
         lambda: fl.run("fedavg", fl.data.federate(bags(9), "iid", clients=2, collate=lambda _: 3), Dicts, loss=squared),
         "collate returned 3; without y= it returns the pair",
@@ -219,7 +230,7 @@ def test_own_sources_and_models_by_name(monkeypatch: pytest.MonkeyPatch) -> None
         """Sums of bags."""
         return Sums(classes)
 
-    result = fl.run("fedavg", labelled(), "bag_sums", rounds=1)
+    result = fl.run("fedavg", labelled_federation(), "bag_sums", rounds=1)
     assert result.trained.server.module.head.out_features == 2
     with pytest.raises(DataError, match="predict in Python"):
         result.trained.server.read(Path("x.npz"))

@@ -55,10 +55,10 @@ def model(federation: Federation) -> Any:
 def test_what_goes_by_class_numbers_is_refused(federation: Federation, settings: dict[str, Any], sentence: str) -> None:
     settings = {"method": fl.methods.make("fedavg"), **settings}
     federation = replace(federation, unlabelled=Unlabelled(federation.test.x))
-    with pytest.raises(ConfigError, match=sentence) as told:
+    with pytest.raises(ConfigError, match=sentence) as error:
         Experiment(federation=federation, model=model(federation), **settings)
     assert not federation.pooled().classes_alike
-    assert "but each of these clients numbers the classes in its own way; choose data" in str(told.value)
+    assert "but each of these clients numbers the classes in its own way; choose data" in str(error.value)
 
 
 def test_what_does_not_go_by_class_numbers_runs(federation: Federation) -> None:

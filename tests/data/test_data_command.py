@@ -50,23 +50,23 @@ def test_every_source_says_what_it_reads() -> None:
 def test_the_overview(only_this_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_emnist_l(only_this_folder)
     assert main(["data"]) == 0
-    said = capsys.readouterr().out
-    lines = {line.split()[0]: line for line in said.splitlines() if line.strip()}
+    output = capsys.readouterr().out
+    lines = {line.split()[0]: line for line in output.splitlines() if line.strip()}
     assert set(sources.names()) <= set(lines)
     assert "always" in lines["digits"]
     assert "yes" in lines["emnist_l"]
     assert "40.6 kB" in lines["emnist_l"]
     assert "expected: CINIC-10/train/ and valid/ and test/" in lines["cinic10"]
-    assert str(only_this_folder) in said
+    assert str(only_this_folder) in output
 
 
 def test_one_data_set_with_pictures(only_this_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_emnist_l(only_this_folder)
     out = only_this_folder / "pictures" / "letters.png"
     assert main(["data", "emnist_l", "clients=4", "partition=iid", "--out", str(out)]) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for words in ("licence: public domain", "1 × 28 × 28", "10 classes", "mean 10 ", "letters-clients.png"):
-        assert words in said
+        assert words in output
     assert out.stat().st_size > 1000
     assert (out.parent / "letters-clients.png").stat().st_size > 1000
 
@@ -81,15 +81,15 @@ def test_classes_with_names_are_told_below_the_table(tmp_path: Path, capsys: pyt
 
 def test_natural_clients_are_the_default(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "synthetic", "data.clients=7"]) == 0
-    said = capsys.readouterr().out
-    assert "natural" in said
-    assert "1,400" in said
+    output = capsys.readouterr().out
+    assert "natural" in output
+    assert "1,400" in output
     assert main(["data", "synthetic", "partition=iid", "clients=5"]) == 0
     assert "mean 800 " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["mnits"], "did you mean 'mnist'"),
         (["data=mnist"], "takes the name of a data set first"),
@@ -100,8 +100,8 @@ def test_natural_clients_are_the_default(capsys: pytest.CaptureFixture[str]) -> 
         (["digits", "data.size=3"], "has no setting 'size'"),
     ],
 )
-def test_mistakes_are_one_sentence(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_one_sentence(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", *words]) == 2
     error = capsys.readouterr().err
-    assert said in error
+    assert message in error
     assert error.count("\n") == 1

@@ -24,18 +24,18 @@ Y = RNG.integers(0, 3, 60)
 )
 def test_class_numbers_with_gaps_are_kept_and_warned_of(y: np.ndarray, used: int, highest: int) -> None:
     with pytest.warns(UserWarning, match=f"of 0 to {highest} only {used} have samples.* for all {highest + 1}"):
-        made = federate((X, y), "iid", 4)
-    assert made.train.arrays.classes == highest + 1
-    np.testing.assert_array_equal(made.train.arrays.y, y)
+        federation = federate((X, y), "iid", 4)
+    assert federation.train.arrays.classes == highest + 1
+    np.testing.assert_array_equal(federation.train.arrays.y, y)
 
 
 def test_channels_last_in_floats_are_warned_of_once() -> None:
     images = np.zeros((60, 8, 8, 3))
     with pytest.warns(
         UserWarning, match=r"shape \[8, 8, 3\], which look like images with their channels last"
-    ) as caught:
+    ) as records:
         federate((images, Y), "iid", 4, test=(images, Y))
-    assert len(caught) == 1
+    assert len(records) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         federate((np.zeros((60, 3, 8, 8)), Y), "iid", 4)
@@ -46,12 +46,14 @@ def test_channels_last_in_floats_are_warned_of_once() -> None:
 @pytest.mark.parametrize("shape", [(8, 8), (3, 8, 8)])
 def test_images_of_large_values_are_warned_of_once(shape: tuple[int, ...], tmp_path: Path) -> None:
     pixels = RNG.integers(0, 256, (60, *shape)).astype(np.float32)
-    told = rf"samples of shape \[{', '.join(map(str, shape))}\] hold values up to 25\d, with which models train poorly"
-    with pytest.warns(UserWarning, match=f"own data: {told}") as caught:
+    message = (
+        rf"samples of shape \[{', '.join(map(str, shape))}\] hold values up to 25\d, with which models train poorly"
+    )
+    with pytest.warns(UserWarning, match=f"own data: {message}") as records:
         federate((pixels, Y), "iid", 4, test=(pixels, Y))
-    assert len(caught) == 1
+    assert len(records) == 1
     np.savez(tmp_path / "mine.npz", x_train=pixels, y_train=Y)
-    with pytest.warns(UserWarning, match=f"mine: {told}"):
+    with pytest.warns(UserWarning, match=f"mine: {message}"):
         federate(f"npz:{tmp_path / 'mine.npz'}", "iid", 4)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -68,11 +70,11 @@ def test_of_mapped_images_only_some_are_read(tmp_path: Path, monkeypatch: pytest
     np.save(tmp_path / "y_train.npy", np.tile(Y, 10))
     sizes = []
 
-    def counted(self: torch.Tensor) -> torch.Tensor:
+    def abs_with_count(self: torch.Tensor) -> torch.Tensor:
         sizes.append(len(self))
         return torch.abs(self)
 
-    monkeypatch.setattr(torch.Tensor, "abs", counted)
+    monkeypatch.setattr(torch.Tensor, "abs", abs_with_count)
     with pytest.warns(UserWarning, match="hold values up to 255"):
         federate(f"npz:{tmp_path}", "iid", 4)
     assert max(sizes) <= 16

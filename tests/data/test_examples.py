@@ -72,8 +72,8 @@ def test_the_rounds_on_one_page_are_those_of_the_library(name: str, page: Module
         else:
             theta, of_server = getattr(page, name)(theta, of_server, of_clients, cohort)
     method = methods.make(name, **({"alpha": page.ALPHA, "size_weighted": False} if name == "feddyn" else {}))
-    found = go(method, federation=federation, local=local, rounds=4, cohort=3, participation=1.0, seed=0)
-    np.testing.assert_allclose(theta.numpy(), final(found), rtol=0, atol=1e-12)
+    result = go(method, federation=federation, local=local, rounds=4, cohort=3, participation=1.0, seed=0)
+    np.testing.assert_allclose(theta.numpy(), final(result), rtol=0, atol=1e-12)
 
 
 def test_the_page_of_rounds_runs(monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,41 +42,41 @@ def test_splits_are_disjoint_stratified_and_leave_something_to_train_on(
         assert len(parts[2][k]) == min(round(n * held_out), n - 1)
         assert len(parts[0][k]) == max(n - round(n * held_out) - round(n * validation), 1)
         here = np.bincount(labels[index[k]], minlength=4)
-        held = np.bincount(labels[parts[2][k]], minlength=4)
-        away = held + np.bincount(labels[parts[1][k]], minlength=4)
+        test_counts = np.bincount(labels[parts[2][k]], minlength=4)
+        away = test_counts + np.bincount(labels[parts[1][k]], minlength=4)
         assert (np.abs(away - here * away.sum() / n) <= 1).all()
-        assert (np.abs(held - away * held.sum() / max(away.sum(), 1)) <= 1).all()
+        assert (np.abs(test_counts - away * test_counts.sum() / max(away.sum(), 1)) <= 1).all()
 
 
 def test_common_test_set_is_dealt_by_each_clients_labels() -> None:
     labels, test_labels = np.arange(6000) % 10, np.arange(1000) % 10
     index = Pathological(2)(labels, 20, np.random.default_rng(0))
-    mine = by_distribution(index, labels, test_labels, np.random.default_rng(0))
-    assert np.array_equal(np.sort(mine.rows), np.arange(1000))
+    test_index = by_distribution(index, labels, test_labels, np.random.default_rng(0))
+    assert np.array_equal(np.sort(test_index.rows), np.arange(1000))
     for k in range(20):
         here = np.bincount(labels[index[k]], minlength=10) / 6
-        assert (np.abs(np.bincount(test_labels[mine[k]], minlength=10) - here) <= 1).all()
+        assert (np.abs(np.bincount(test_labels[test_index[k]], minlength=10) - here) <= 1).all()
 
 
 def test_rows_are_taken_from_a_random_offset() -> None:
     """Each member of a group is taken equally often, and each client gets a test row of a class equally often."""
-    taken, got, rng = np.zeros(5), np.zeros(3), np.random.default_rng(0)
+    member_counts, client_counts, rng = np.zeros(5), np.zeros(3), np.random.default_rng(0)
     index, labels = Index.of([[0, 1], [2, 3], [4, 5]]), np.zeros(6, dtype=int)
     for _ in range(500):
-        taken += systematic(np.array([5]), np.array([2]), rng)
-        got += by_distribution(index, labels, np.zeros(1, dtype=int), rng).sizes
-    np.testing.assert_allclose(taken / 500, 2 / 5, atol=0.08)
-    np.testing.assert_allclose(got / 500, 1 / 3, atol=0.08)
+        member_counts += systematic(np.array([5]), np.array([2]), rng)
+        client_counts += by_distribution(index, labels, np.zeros(1, dtype=int), rng).sizes
+    np.testing.assert_allclose(member_counts / 500, 2 / 5, atol=0.08)
+    np.testing.assert_allclose(client_counts / 500, 1 / 3, atol=0.08)
 
 
 def test_the_images_are_held_once_and_the_same_seed_is_the_same_federation() -> None:
     source = toy()
-    one, same, other = (federate(source, "dirichlet_balanced", 10, seed, validation=0.1) for seed in (1, 1, 2))
-    assert one.train.arrays is source.train
-    assert one.validation.arrays is source.train
-    assert np.array_equal(np.sort(rows(one)), np.arange(1000))
-    assert one.provenance["fingerprint"] == same.provenance["fingerprint"] != other.provenance["fingerprint"]
-    assert json.loads(json.dumps(one.provenance))["partition"] == {
+    first, same, other = (federate(source, "dirichlet_balanced", 10, seed, validation=0.1) for seed in (1, 1, 2))
+    assert first.train.arrays is source.train
+    assert first.validation.arrays is source.train
+    assert np.array_equal(np.sort(rows(first)), np.arange(1000))
+    assert first.provenance["fingerprint"] == same.provenance["fingerprint"] != other.provenance["fingerprint"]
+    assert json.loads(json.dumps(first.provenance))["partition"] == {
         "name": "dirichlet_balanced",
         "alpha": 0.3,
         "sigma": 0.0,
@@ -115,14 +115,14 @@ def test_bad_requests_get_one_sentence() -> None:
 
 
 def test_settings_of_a_partition_or_source_are_told_where_they_belong() -> None:
-    for asked, told in (
+    for call, message in (
         (lambda: federate(toy(), "dirichlet", alpha=0.1, clients=4), r"partitions\.make\('dirichlet', alpha=0\.1\)"),  # type: ignore[arg-type]
         (lambda: federate("folder:scans", by_client=True), r"sources\.make\('folder:scans', by_client=True\)"),  # type: ignore[arg-type]
         (lambda: federate(toy(), "iid", n_clients=4), r"no argument 'n_clients'; settings .* mean 'clients'"),  # type: ignore[arg-type]
         (lambda: federate(toy(), Iid(), alpha=0.1), r"no argument 'alpha'; settings of a partition or source go to"),  # type: ignore[arg-type]
     ):
-        with pytest.raises(ConfigError, match=told):
-            asked()
+        with pytest.raises(ConfigError, match=message):
+            call()
 
 
 @pytest.mark.exhaustive
@@ -133,19 +133,21 @@ def test_a_million_clients_take_no_loop_and_little_memory() -> None:
     assert work < 2000
     assert len(federation) == clients
     assert federation.train.index.sizes.tolist() == [1] * clients
-    held = sum(a.nbytes for s in (federation.train, federation.held_out) for a in (s.index.rows, s.index.offsets))
-    assert held < 50e6
+    index_bytes = sum(
+        a.nbytes for s in (federation.train, federation.held_out) for a in (s.index.rows, s.index.offsets)
+    )
+    assert index_bytes < 50e6
 
 
 def test_statistics_by_hand() -> None:
     source = from_tensors(torch.zeros(6, 1), torch.tensor([0, 0, 0, 1, 1, 2]), clients=[0, 0, 1, 1, 1, 1])
-    found = statistics(federate(source, Natural(), held_out=0.0))
-    assert found["samples"] == {"total": 6, "min": 2, "median": 3.0, "mean": 3.0, "max": 4}
-    assert found["classes_per_client"] == {"min": 1, "median": 2.0, "mean": 2.0, "max": 3}
-    assert found["label_entropy"]["min"] == 0
-    assert found["label_entropy"]["max"] == pytest.approx(1.5 * np.log(2))
-    assert found["entropy_of_all"] == pytest.approx(np.log(2) / 2 + np.log(3) / 3 + np.log(6) / 6)
-    assert json.dumps(found)
+    summary = statistics(federate(source, Natural(), held_out=0.0))
+    assert summary["samples"] == {"total": 6, "min": 2, "median": 3.0, "mean": 3.0, "max": 4}
+    assert summary["classes_per_client"] == {"min": 1, "median": 2.0, "mean": 2.0, "max": 3}
+    assert summary["label_entropy"]["min"] == 0
+    assert summary["label_entropy"]["max"] == pytest.approx(1.5 * np.log(2))
+    assert summary["entropy_of_all"] == pytest.approx(np.log(2) / 2 + np.log(3) / 3 + np.log(6) / 6)
+    assert json.dumps(summary)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +200,7 @@ def test_a_list_is_no_fraction() -> None:
 
 @pytest.mark.parametrize("name", ["x", "y"])
 def test_arrays_are_tensors(name: str) -> None:
-    held = {"x": torch.zeros(3, 2), "y": torch.zeros(3, dtype=torch.int64)}
-    said = rf"{name} of Arrays is a tensor, not an ndarray of shape \[3.*; use torch.as_tensor\({name}\)"
-    with pytest.raises(DataError, match=said):
-        Arrays(**{**held, name: held[name].numpy()}, classes=2)
+    arrays = {"x": torch.zeros(3, 2), "y": torch.zeros(3, dtype=torch.int64)}
+    message = rf"{name} of Arrays is a tensor, not an ndarray of shape \[3.*; use torch.as_tensor\({name}\)"
+    with pytest.raises(DataError, match=message):
+        Arrays(**{**arrays, name: arrays[name].numpy()}, classes=2)

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.extra("flwr_datasets")
     [("IidPartitioner", {}), ("DirichletPartitioner", {"alpha": 0.3, "min_partition_size": 5})],
 )
 def test_objects_and_names_deal_every_sample(kind: str, settings: dict) -> None:
-    wanted = {"partition_by": "label"} if "Dirichlet" in kind else {}
-    partitioner = getattr(kinds, kind)(num_partitions=8, **wanted, **settings)
+    column = {"partition_by": "label"} if "Dirichlet" in kind else {}
+    partitioner = getattr(kinds, kind)(num_partitions=8, **column, **settings)
     labels = np.arange(800) % 10
     for partition in (Flower(partitioner), Flower(kind=kind, settings=settings)):
         index = partition(labels, 8, stream(0, "partition"))

@@ -30,11 +30,11 @@ def test_a_folder_of_images_is_decoded_once(tmp_path: Path) -> None:
     federation = build_federation(config)
     assert federation.train.arrays.names == ("cat", "dog", "fox")
     np.testing.assert_allclose(federation.test.x.numpy(), pixels[3:].transpose(0, 3, 1, 2) / 255, rtol=1e-6)
-    made = sorted(tmp_path.glob("*/fedloom-*.npy"))
-    before = [path.stat().st_mtime_ns for path in made]
+    caches = sorted(tmp_path.glob("*/fedloom-*.npy"))
+    before = [path.stat().st_mtime_ns for path in caches]
     build_federation(config)
-    assert [path.stat().st_mtime_ns for path in made] == before
-    assert len(made) == 2
+    assert [path.stat().st_mtime_ns for path in caches] == before
+    assert len(caches) == 2
 
 
 def test_two_processes_that_decode_a_folder_at_once_do_not_share_a_file(
@@ -42,8 +42,8 @@ def test_two_processes_that_decode_a_folder_at_once_do_not_share_a_file(
 ) -> None:
     """The other one begins and is killed, and this one still has all of its images."""
     for value in (100, 150, 200):
-        drawn(tmp_path / "cat" / f"{value}.png", value)
-    read, seen = arrays.read_image, []
+        write_image(tmp_path / "cat" / f"{value}.png", value)
+    read, exit_codes = arrays.read_image, []
 
     def half() -> None:
         monkeypatch.setattr(
@@ -52,8 +52,8 @@ def test_two_processes_that_decode_a_folder_at_once_do_not_share_a_file(
         build()
 
     def first(path: Path, *rest: Any) -> np.ndarray:
-        if not seen:
-            seen.append(child(half))
+        if not exit_codes:
+            exit_codes.append(child(half))
         return read(path, *rest)
 
     def build() -> Federation:
@@ -61,11 +61,11 @@ def test_two_processes_that_decode_a_folder_at_once_do_not_share_a_file(
 
     monkeypatch.setattr(arrays, "read_image", first)
     x = build().train.arrays.x
-    assert seen == [-signal.SIGKILL]
+    assert exit_codes == [-signal.SIGKILL]
     assert [round(255 * float(image.mean())) for image in x] == [100, 150, 200]
 
 
-def drawn(place: Path, value: int) -> None:
+def write_image(place: Path, value: int) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(np.full((8, 8, 3), value, np.uint8)).save(place)
 
@@ -74,7 +74,7 @@ def test_images_for_validation_are_dealt_to_the_clients(tmp_path: Path) -> None:
     for value, part in enumerate(("train", "valid")):
         for kind in ("cat", "dog"):
             for number in range(4):
-                drawn(tmp_path / part / kind / f"{number}.png", 100 * value)
+                write_image(tmp_path / part / kind / f"{number}.png", 100 * value)
     federation = build_federation(resolve([f"data=folder:{tmp_path}", "data.size=8", "partition=iid", "clients=2"]))
     assert len(federation.validation.index.rows) == 8
     assert not federation.train.arrays.x.any()
@@ -88,20 +88,22 @@ def test_folders_of_clients_hold_those_of_their_classes(tmp_path: Path) -> None:
         [("ann", "cat"), ("ann", "fox"), ("bob", "dog"), ("bob", "cat"), ("eve", "fox")]
     ):
         for i in range(3):
-            drawn(tmp_path / "train" / client / kind / f"{i}.png", 10 * k + i)
-        drawn(tmp_path / "test" / client / kind / "0.png", 10 * k + 5)
-        drawn(tmp_path / "val" / client / kind / "0.png", 10 * k + 7)
+            write_image(tmp_path / "train" / client / kind / f"{i}.png", 10 * k + i)
+        write_image(tmp_path / "test" / client / kind / "0.png", 10 * k + 5)
+        write_image(tmp_path / "val" / client / kind / "0.png", 10 * k + 7)
     words = [f"data=folder:{tmp_path}", "data.size=8", "held_out=natural"]
     federation = build_federation(resolve([*words, "data.by_client=true"]))
     assert federation.names == ("ann", "bob", "eve")
     assert federation.train.arrays.names == ("cat", "dog", "fox")
     for split, greys in ((federation.train, range(3)), (federation.held_out, [5]), (federation.validation, [7])):
         for client, owned in enumerate([{0: 0, 1: 2}, {2: 1, 3: 0}, {4: 2}]):
-            mine = split.client(client)
-            told = {(round(255 * float(x.mean())), int(y)) for x, y in zip(mine.x, mine.y, strict=True)}
-            assert told == {(10 * k + i, kind) for k, kind in owned.items() for i in greys}
+            samples = split.client(client)
+            greys_and_classes = {
+                (round(255 * float(x.mean())), int(y)) for x, y in zip(samples.x, samples.y, strict=True)
+            }
+            assert greys_and_classes == {(10 * k + i, kind) for k, kind in owned.items() for i in greys}
     with pytest.raises(FedLoomError, match=r"contain folders; if .* set data\.by_client=true"):
         build_federation(resolve([*words, "partition=iid"]))
-    drawn(tmp_path / "val" / "eve" / "yak" / "0.png", 1)
+    write_image(tmp_path / "val" / "eve" / "yak" / "0.png", 1)
     with pytest.raises(FedLoomError, match="val has the class 'yak', which train has not"):
         build_federation(resolve([*words, "data.by_client=true"]))

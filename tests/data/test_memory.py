@@ -26,9 +26,9 @@ def measure(name, settings, clients):
     before = rss("VmRSS")
     source = sources.make(name, **settings)
     federation = federate(source, DirichletBalanced(0.3), clients)
-    held = sum(a.x.nbytes + a.y.nbytes for a in (source.train, source.test))
+    size = sum(a.x.nbytes + a.y.nbytes for a in (source.train, source.test))
     shared = federation.train.arrays.x.data_ptr() == source.train.x.data_ptr()
-    print(json.dumps([name, (rss("VmHWM") - before) / held, shared]), flush=True)
+    print(json.dumps([name, (rss("VmHWM") - before) / size, shared]), flush=True)
 
 for entry in sources:
     entry.factory  # what it imports is no memory of its arrays
@@ -42,15 +42,15 @@ SETS: dict[str, int] = {"mnist": 10_000, "fashion_mnist": 100, "emnist_l": 100, 
 def peaks(*about: tuple[str, dict, int]) -> dict[str, float]:
     """Peak memory of reading and partitioning sources (name, settings, clients), as multiples of their arrays."""
     command = [sys.executable, "-c", PEAK, json.dumps(about)]
-    done = subprocess.run(
+    process = subprocess.run(
         command, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
-    if "clear_refs" in done.stderr:
+    if "clear_refs" in process.stderr:
         pytest.skip("the peak of memory cannot be reset here")
-    assert done.returncode == 0, done.stderr
-    found = {name: (ratio, shared) for name, ratio, shared in map(json.loads, done.stdout.splitlines())}
-    assert all(shared for _, shared in found.values())
-    return {name: ratio for name, (ratio, _) in found.items()}
+    assert process.returncode == 0, process.stderr
+    measurements = {name: (ratio, shared) for name, ratio, shared in map(json.loads, process.stdout.splitlines())}
+    assert all(shared for _, shared in measurements.values())
+    return {name: ratio for name, (ratio, _) in measurements.items()}
 
 
 @sys_only
@@ -73,6 +73,6 @@ def test_real_sets_are_read_in_1_3_times_their_memory() -> None:
     here = [(name, {}, clients) for name, clients in SETS.items() if (files := read[name]) and files.look()]
     if not here:
         pytest.skip("none of the sets is here")
-    found = peaks(*here)
-    assert list(found) == [name for name, _, _ in here]
-    assert max(found.values()) < 1.3, found
+    ratios = peaks(*here)
+    assert list(ratios) == [name for name, _, _ in here]
+    assert max(ratios.values()) < 1.3, ratios

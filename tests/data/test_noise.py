@@ -33,16 +33,16 @@ def test_drawn_labels_follow_the_matrix(noise: LabelNoise) -> None:
     source = from_tensors(torch.zeros(samples, 1), y)
     federation = federate(source, "dirichlet_balanced", 100, seed=5, noise=noise, held_out=0.2, validation=0.1)
     rows = federation.train.index.rows
-    true, drawn = y.numpy()[rows], federation.train.arrays.y.numpy()[rows]
-    counts = np.bincount(true * 10 + drawn, minlength=100).reshape(10, 10)
+    true, noisy = y.numpy()[rows], federation.train.arrays.y.numpy()[rows]
+    counts = np.bincount(true * 10 + noisy, minlength=100).reshape(10, 10)
     expected = noise.matrix(10) * counts.sum(1, keepdims=True)
     assert (counts[expected == 0] == 0).all()
     here = expected > 0
     freedom = here.sum() - 10
     surprise = ((counts - expected)[here] ** 2 / expected[here]).sum()
     assert surprise < freedom + 4 * np.sqrt(2 * freedom)
-    said = federation.provenance["noise"]
-    assert said == {**noises.describe(noise), "wrong": int((true != drawn).sum())}
+    record = federation.provenance["noise"]
+    assert record == {**noises.describe(noise), "wrong": int((true != noisy).sum())}
 
 
 def test_only_training_labels_are_wrong_and_inputs_are_shared() -> None:

@@ -67,12 +67,12 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_gives_the_same_federation(form: str) -> None:
-    wanted, found = FORMS["arrays"](), FORMS[form]()
-    assert torch.equal(found.train.arrays.x, torch.from_numpy(X))
-    assert torch.equal(found.train.arrays.y, torch.from_numpy(Y))
-    assert found.train.arrays.y.dtype == torch.int64
-    assert found.provenance["fingerprint"] == wanted.provenance["fingerprint"]
-    assert len(found.test) == 0
+    reference, federation = FORMS["arrays"](), FORMS[form]()
+    assert torch.equal(federation.train.arrays.x, torch.from_numpy(X))
+    assert torch.equal(federation.train.arrays.y, torch.from_numpy(Y))
+    assert federation.train.arrays.y.dtype == torch.int64
+    assert federation.provenance["fingerprint"] == reference.provenance["fingerprint"]
+    assert len(federation.test) == 0
 
 
 def owners(federation: Federation) -> dict[str, list[int]]:
@@ -122,16 +122,16 @@ def test_one_test_set_for_each_client() -> None:
     assert federation.train.index.sizes.tolist() == [20, 10, 30]
     assert [federation.held_out.index[client].tolist() for client in range(3)] == [[0, 1, 2, 3], [], [4, 5, 6, 7, 8]]
     np.testing.assert_array_equal(federation.test.x, X[:9].astype(np.float32))
-    named = federate(dict(zip("abc", train, strict=True)), test={"c": tests[2], "a": tests[0]}, held_out="natural")
-    assert [len(named.held_out.index[client]) for client in range(3)] == [4, 0, 5]
-    np.testing.assert_array_equal(named.held_out.client(2).x, federation.held_out.client(2).x)
+    by_name = federate(dict(zip("abc", train, strict=True)), test={"c": tests[2], "a": tests[0]}, held_out="natural")
+    assert [len(by_name.held_out.index[client]) for client in range(3)] == [4, 0, 5]
+    np.testing.assert_array_equal(by_name.held_out.client(2).x, federation.held_out.client(2).x)
 
 
 def test_explicit_rows() -> None:
     lists = [[0, 5, 7], [1, 2], [59, 3, 4, 6]]
-    for given in (lists, [np.array(one) for one in lists], Index.of(lists)):
-        federation = federate((X, Y), given, held_out=0.0)
-        assert [federation.train.index[k].tolist() for k in range(3)] == [sorted(one) for one in lists]
+    for partition in (lists, [np.array(rows) for rows in lists], Index.of(lists)):
+        federation = federate((X, Y), partition, held_out=0.0)
+        assert [federation.train.index[k].tolist() for k in range(3)] == [sorted(rows) for rows in lists]
         assert federation.provenance["partition"] == {"name": "rows", "clients": 3}
 
 
@@ -328,8 +328,8 @@ def test_images_of_other_modes_keep_their_colours(mode: str, value: Any, expecte
 def test_sixteen_bits_become_eight_and_grey_joins_colour() -> None:
     ramp = Image.fromarray(np.linspace(0, 65535, 16).astype(np.uint16).reshape(4, 4))
     red = Image.new("RGB", (4, 4), (255, 0, 0))
-    found = as_source(Pairs([ramp, ramp], np.arange(2))).train.x
-    torch.testing.assert_close(found[0, 0].flatten(), torch.linspace(0, 1, 16), rtol=0, atol=0.004)
+    images = as_source(Pairs([ramp, ramp], np.arange(2))).train.x
+    torch.testing.assert_close(images[0, 0].flatten(), torch.linspace(0, 1, 16), rtol=0, atol=0.004)
     mixed = as_source(Pairs([red, Image.new("L", (4, 4), 51)], np.arange(2))).train.x
     assert mixed[:, :, 0, 0].tolist() == [[1, 0, 0], pytest.approx([0.2] * 3)]
 
@@ -344,8 +344,8 @@ def test_lists_are_arrays_and_names_may_be_alike() -> None:
 def test_bytes_with_channels_first_and_tensors_of_bytes_are_images() -> None:
     raw = np.random.default_rng(0).integers(0, 256, (6, 3, 5, 5), dtype=np.uint8)
     last = as_source(raw.transpose(0, 2, 3, 1), np.arange(6) % 2).train.x
-    for given in (raw, torch.from_numpy(raw)):
-        assert torch.equal(as_source(given, np.arange(6) % 2).train.x, last)
+    for images in (raw, torch.from_numpy(raw)):
+        assert torch.equal(as_source(images, np.arange(6) % 2).train.x, last)
     grey = as_source(torch.from_numpy(raw[:, 0]), np.arange(6) % 2).train.x
     assert torch.equal(grey[:, 0], last[:, 0])
 
@@ -371,9 +371,9 @@ def test_hub_data_through_flwr_datasets(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     home = tmp_path / "table"
     home.mkdir()
-    whole = frame().rename(columns={"class": "label"})
-    whole[:50].to_csv(home / "train.csv", index=False)
-    whole[50:].to_csv(home / "test.csv", index=False)
+    table = frame().rename(columns={"class": "label"})
+    table[:50].to_csv(home / "train.csv", index=False)
+    table[50:].to_csv(home / "test.csv", index=False)
     federation = federate(build_source(f"hub:{home}", "data.client=who"))
     assert federation.names == ("ann", "bob", "cyd")
     assert (len(federation.train.arrays), len(federation.test)) == (50, 10)
@@ -401,9 +401,9 @@ def test_hugging_face_data_sets() -> None:
 def test_clients_whose_numbers_are_floats_in_one_table_are_the_same_clients() -> None:
     train = pd.DataFrame({"a": [0.0, 1, 2, 3], "who": [1, 1, 2, 3], "y": [0, 1, 0, 1]})
     test = pd.DataFrame({"a": [4.0, 5], "who": [2.0, 3.0], "y": [1, 0]})
-    made = federate(train, client="who", label="y", test=test, held_out="natural")
-    assert made.names == ("1", "2", "3")
-    assert made.held_out.index.sizes.tolist() == [0, 1, 1]
+    federation = federate(train, client="who", label="y", test=test, held_out="natural")
+    assert federation.names == ("1", "2", "3")
+    assert federation.held_out.index.sizes.tolist() == [0, 1, 1]
 
 
 def test_samples_of_one_class_are_a_warning() -> None:

@@ -66,7 +66,7 @@ def test_forms_of_other_projects(tmp_path: Path) -> None:
     assert read(tmp_path / "leaf.json") == [[0, 1, 2], [3, 4, 5, 6, 7]]
 
 
-@pytest.mark.parametrize(("name", "text", "told"), [
+@pytest.mark.parametrize(("name", "text", "message"), [
     ("a.csv", "who,sample\n1,2\n", "has no column client, client_id or partition_id"),
     ("a.csv", "client\n1\n", "has 1 rows, but there are 8 samples"),
     ("a.csv", "client,sample\n1,9\n", "holds a row that is not among 0 to 7"),
@@ -77,10 +77,10 @@ def test_forms_of_other_projects(tmp_path: Path) -> None:
     ("a.json", '{"users": ["u"], "num_samples": ["x"]}', "num_samples must be a list"),
     ("b.json", None, "there is no file"),
 ])  # fmt: skip
-def test_files_that_are_no_partition(tmp_path: Path, name: str, text: str | None, told: str) -> None:
+def test_files_that_are_no_partition(tmp_path: Path, name: str, text: str | None, message: str) -> None:
     if text is not None:
         (tmp_path / name).write_text(text)
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=message):
         read(tmp_path / name)
 
 

@@ -71,8 +71,8 @@ def test_each_sample_sits_at_exactly_one_client_or_it_is_refused(
 @pytest.mark.parametrize("partition", KINDS, ids=lambda p: p.name)
 def test_another_seed_is_another_partition(partition: Partition) -> None:
     labels = np.arange(1000) % 10
-    one, other = (partition(labels, 10, stream(seed, "partition")) for seed in (1, 2))
-    assert not np.array_equal(one.rows, other.rows)
+    first, other = (partition(labels, 10, stream(seed, "partition")) for seed in (1, 2))
+    assert not np.array_equal(first.rows, other.rows)
 
 
 @QUICK
@@ -83,9 +83,9 @@ def test_pathological_clients_see_exactly_k_classes_dealt_evenly(problem: tuple[
         index = Pathological(k)(labels, clients, stream(seed, "partition"))
     except DataError:
         return
-    seen = [set(labels[index[client]].tolist()) for client in range(clients)]
-    assert {len(s) for s in seen} == {k}
-    holders = [sum(c in s for s in seen) for c in np.unique(labels)]
+    class_sets = [set(labels[index[client]].tolist()) for client in range(clients)]
+    assert {len(s) for s in class_sets} == {k}
+    holders = [sum(c in s for s in class_sets) for c in np.unique(labels)]
     assert max(holders) - min(holders) <= 1
 
 
@@ -184,8 +184,8 @@ def test_balanced_dirichlet_is_the_sequential_process() -> None:
         counts = one_place_after_the_other(labels, 12, 0.3, np.random.default_rng(trial))
         index = DirichletBalanced(0.3)(labels, 12, stream(trial, "partition"))
         quick = np.stack([np.bincount(labels[index[k]], minlength=10) for k in range(12)])
-        for found, into in ((counts, slow), (quick, fast)):
-            p = found / found.sum(1, keepdims=True)
+        for label_counts, into in ((counts, slow), (quick, fast)):
+            p = label_counts / label_counts.sum(1, keepdims=True)
             into.append([-(p * np.log(np.where(p > 0, p, 1))).sum(1).mean(), p.max(1).mean()])
     difference = np.mean(slow, 0) - np.mean(fast, 0)
     error = np.sqrt((np.var(slow, 0) + np.var(fast, 0)) / trials)
@@ -197,9 +197,9 @@ def test_places_are_filled_with_the_exact_probabilities() -> None:
     places, available, trials = np.array([0, 1, 0, 1, 0]), np.array([1, 1, 3]), 6000
     prior = np.array([[0.6, 0.3, 0.1], [0.5, 0.2, 0.3]])
     rng = np.random.default_rng(0)
-    seen = Counter(tuple(fill(places, prior, available, rng).tolist()) for _ in range(trials))
+    frequencies = Counter(tuple(fill(places, prior, available, rng).tolist()) for _ in range(trials))
     orders = set(itertools.permutations([0, 1, 2, 2, 2]))
-    assert set(seen) <= orders
+    assert set(frequencies) <= orders
     surprise = 0.0
     for order in orders:
         left, p = available.copy(), 1.0
@@ -207,7 +207,7 @@ def test_places_are_filled_with_the_exact_probabilities() -> None:
             alive = prior[client] * (left > 0)
             p *= alive[c] / alive.sum()
             left[c] -= 1
-        surprise += (seen[order] - trials * p) ** 2 / (trials * p)
+        surprise += (frequencies[order] - trials * p) ** 2 / (trials * p)
     assert surprise < 50  # chi-square with 19 degrees of freedom: exceeded once in eight thousand
 
 
@@ -230,7 +230,7 @@ def test_min_size_is_kept_or_refused_after_bounded_redraws() -> None:
 
 
 @pytest.mark.parametrize(
-    ("partition", "clients", "said"),
+    ("partition", "clients", "message"),
     [
         (Iid(), 101, "cannot give 101 clients 1 each"),
         (Iid(), None, "needs a number of clients"),
@@ -242,10 +242,10 @@ def test_min_size_is_kept_or_refused_after_bounded_redraws() -> None:
         (Natural(), None, "natural client ids"),
     ],
 )
-def test_the_impossible_gets_one_sentence(partition: Partition, clients: int | None, said: str) -> None:
-    with pytest.raises(DataError, match=said) as caught:
+def test_the_impossible_gets_one_sentence(partition: Partition, clients: int | None, message: str) -> None:
+    with pytest.raises(DataError, match=message) as error:
         partition(np.arange(100) % 10, clients, stream(0, "partition"))
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -307,19 +307,21 @@ def test_every_partition_describes_itself_as_plain_data() -> None:
 @pytest.mark.parametrize("alpha", [0.3, 1.0, 10.0])
 def test_dirichlet_over_clients_has_the_label_entropy_of_a_direct_simulation(alpha: float) -> None:
     """Each class spread over the clients by its own Dirichlet draw: mean entropy of a client's labels, in nats."""
-    classes, clients, each = 10, 20, 600
-    labels = np.repeat(np.arange(classes), each)
+    classes, clients, per_class = 10, 20, 600
+    labels = np.repeat(np.arange(classes), per_class)
 
     def entropy(counts: np.ndarray) -> float:  # [clients, classes]
         p = counts / counts.sum(1, keepdims=True)
         return float(-np.where(p > 0, p * np.log(np.where(p > 0, p, 1)), 0).sum(1).mean())
 
-    found, simulated = [], []
+    partition_entropies, direct_entropies = [], []
     for seed in range(30):
         rng = np.random.default_rng(seed)
         index = partitions.make("dirichlet", alpha=alpha)(labels, clients, rng)
-        found.append(entropy(np.array([np.bincount(labels[rows], minlength=classes) for rows in index])))
+        partition_entropies.append(entropy(np.array([np.bincount(labels[rows], minlength=classes) for rows in index])))
         shares = np.random.default_rng(1000 + seed).dirichlet(np.full(clients, alpha), size=classes)
-        simulated.append(entropy(each * shares.T + 1e-9))
-    spread = np.std(simulated) / np.sqrt(len(simulated)) + np.std(found) / np.sqrt(len(found))
-    assert abs(np.mean(found) - np.mean(simulated)) < 4 * spread + 0.02
+        direct_entropies.append(entropy(per_class * shares.T + 1e-9))
+    spread = np.std(direct_entropies) / np.sqrt(len(direct_entropies)) + np.std(partition_entropies) / np.sqrt(
+        len(partition_entropies)
+    )
+    assert abs(np.mean(partition_entropies) - np.mean(direct_entropies)) < 4 * spread + 0.02

@@ -17,12 +17,7 @@ from fedloom_apps.readers.omniglot import downscale
 
 RNG = np.random.default_rng(0)
 KINDS = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
-
-
-@pytest.fixture(autouse=True)
-def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FEDLOOM_DATA", raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+pytestmark = pytest.mark.usefixtures("no_data_folder")
 
 
 def picture(path: Path, side: int | tuple[int, int], grey: bool = False) -> np.ndarray:
@@ -33,32 +28,32 @@ def picture(path: Path, side: int | tuple[int, int], grey: bool = False) -> np.n
     return np.repeat(pixels[..., None], 3, axis=2) if grey else pixels
 
 
-def cinic(root: Path, each: int = 2) -> dict[str, list[np.ndarray]]:
-    held: dict[str, list[np.ndarray]] = {}
+def cinic(root: Path, per_class: int = 2) -> dict[str, list[np.ndarray]]:
+    pixels: dict[str, list[np.ndarray]] = {}
     for part in ("train", "valid", "test"):
         for kind in KINDS:
             folder = root / "CINIC-10" / part / kind
-            held.setdefault(part, []).extend(
-                picture(folder / f"n0{k}.png", 32, grey=kind == "cat") for k in range(each)
+            pixels.setdefault(part, []).extend(
+                picture(folder / f"n0{k}.png", 32, grey=kind == "cat") for k in range(per_class)
             )
-    return held
+    return pixels
 
 
 def test_cinic10(tmp_path: Path) -> None:
-    held = cinic(tmp_path)
+    pixels = cinic(tmp_path)
     source = sources.make("cinic10", root=str(tmp_path), normalise=False)
     assert source.train.names == tuple(KINDS)
     assert source.train.y.tolist() == sorted([*range(10), *range(10)])
-    torch.testing.assert_close(source.train.x, torch.tensor(np.stack(held["train"])).permute(0, 3, 1, 2) / 255)
-    torch.testing.assert_close(source.test.x[6], torch.tensor(held["test"][6]).permute(2, 0, 1) / 255)
+    torch.testing.assert_close(source.train.x, torch.tensor(np.stack(pixels["train"])).permute(0, 3, 1, 2) / 255)
+    torch.testing.assert_close(source.test.x[6], torch.tensor(pixels["test"][6]).permute(2, 0, 1) / 255)
     more = sources.make("cinic10", root=str(tmp_path), validation=True, normalise=False)
     assert len(more.train) == 40
-    torch.testing.assert_close(more.train.x[20:], torch.tensor(np.stack(held["valid"])).permute(0, 3, 1, 2) / 255)
+    torch.testing.assert_close(more.train.x[20:], torch.tensor(np.stack(pixels["valid"])).permute(0, 3, 1, 2) / 255)
     assert more.train.y.tolist() == source.train.y.tolist() * 2
 
 
 def test_decoded_pictures_are_kept_until_the_files_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cinic(tmp_path, each=1)
+    cinic(tmp_path, per_class=1)
     first = sources.make("cinic10", root=str(tmp_path))
     with monkeypatch.context() as patched:
         patched.setattr(arrays, "read_image", lambda *_: pytest.fail("decoded again"))
@@ -72,14 +67,14 @@ def test_decoded_pictures_are_kept_until_the_files_change(tmp_path: Path, monkey
 
 
 def test_an_interruption_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cinic(tmp_path, each=1)
+    cinic(tmp_path, per_class=1)
     read, count = arrays.read_image, []
 
-    def stopping(*given, **named) -> np.ndarray:
+    def stopping(*args, **kwargs) -> np.ndarray:
         count.append(1)
         if len(count) == 7:
             raise KeyboardInterrupt
-        return read(*given, **named)
+        return read(*args, **kwargs)
 
     with monkeypatch.context() as patched:
         patched.setattr(arrays, "read_image", stopping)
@@ -105,17 +100,17 @@ def test_a_folder_that_cannot_be_written_is_said_once_and_no_error(tmp_path: Pat
 
 
 def test_bad_pictures_get_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cinic(tmp_path, each=1)
+    cinic(tmp_path, per_class=1)
     make = lambda: sources.make("cinic10", root=str(tmp_path))  # noqa: E731
     bad = tmp_path / "CINIC-10/train/bird/n00.png"
-    whole = bad.read_bytes()
-    bad.write_bytes(whole[: len(whole) // 2])
+    blob = bad.read_bytes()
+    bad.write_bytes(blob[: len(blob) // 2])
     with pytest.raises(DataError, match=r"bird/n00.png is damaged or not an image"):
         make()
     picture(bad, 33)
     with pytest.raises(DataError, match=r"is 33 by 33 pixels, but 32 by 32 are expected"):
         make()
-    bad.write_bytes(whole)
+    bad.write_bytes(blob)
     with monkeypatch.context() as patched:
         patched.setattr(files.os, "sysconf", lambda _: 100)
         with pytest.raises(DataError, match="GB of memory, but there are"):
@@ -131,19 +126,18 @@ def test_bad_pictures_get_one_sentence(tmp_path: Path, monkeypatch: pytest.Monke
         make()
 
 
-def tiny(root: Path) -> dict[str, np.ndarray]:
-    home, held = root / "tiny-imagenet-200", {}
+def tiny(root: Path) -> None:
+    home = root / "tiny-imagenet-200"
     for name in ("n01443537", "n01629819"):
         for k in range(3):
             picture(home / "train" / name / "images" / f"{name}_{k}.JPEG", 64, grey=k == 2)
         (home / "train" / name / f"{name}_boxes.txt").write_text(f"{name}_0.JPEG\t0\t10\t63\t58\n")
     for k in range(2):
-        held[f"val_{k}.JPEG"] = picture(home / "val" / "images" / f"val_{k}.JPEG", 64)
+        picture(home / "val" / "images" / f"val_{k}.JPEG", 64)
     lines = ["val_0.JPEG\tn01629819\t0\t32\t44\t62", "val_1.JPEG\tn01443537\t52\t55\t57\t59"]
     (home / "val" / "val_annotations.txt").write_text("\n".join(lines) + "\n")
     words = ["n00001740\tentity", "n01443537\tgoldfish, Carassius auratus", "n01629819\tEuropean fire salamander, Sal"]
     (home / "words.txt").write_text("\n".join(words) + "\n")
-    return held
 
 
 def test_tiny_imagenet(tmp_path: Path) -> None:
@@ -186,26 +180,28 @@ def test_mini_imagenet(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "channels", "size"), [("dermamnist", 3, 28), ("organcmnist", 1, 64)])
 def test_medmnist(name: str, channels: int, size: int, tmp_path: Path) -> None:
-    held, classes = {}, 7 if name == "dermamnist" else 11
+    content, classes = {}, 7 if name == "dermamnist" else 11
     for part, n in (("train", 12), ("val", 4), ("test", 6)):
-        held[f"{part}_images"] = RNG.integers(0, 256, (n, size, size, channels)[: 3 + (channels > 1)], dtype=np.uint8)
-        held[f"{part}_labels"] = (np.arange(n)[:, None] % classes).astype(np.uint8)
+        content[f"{part}_images"] = RNG.integers(
+            0, 256, (n, size, size, channels)[: 3 + (channels > 1)], dtype=np.uint8
+        )
+        content[f"{part}_labels"] = (np.arange(n)[:, None] % classes).astype(np.uint8)
     path = tmp_path / (f"{name}.npz" if size == 28 else f"{name}_{size}.npz")
-    np.savez_compressed(path, **held)
+    np.savez_compressed(path, **content)
     source = sources.make(name, root=str(tmp_path), size=size)
     assert source.train.x.shape == (12, channels, size, size)
     assert source.train.classes == classes
-    images = torch.tensor(held["test_images"].reshape(6, size, size, channels)).permute(0, 3, 1, 2)
+    images = torch.tensor(content["test_images"].reshape(6, size, size, channels)).permute(0, 3, 1, 2)
     torch.testing.assert_close(source.test.x, images / 255 * 2 - 1)
     assert len(sources.make(name, root=str(tmp_path), size=size, validation=True).train) == 16
     with pytest.raises(DataError, match=rf"{name}_224.npz, or medmnist/{name}_224.npz"):
         sources.make(name, root=str(tmp_path), size=224)
     with pytest.raises(ConfigError, match="sizes 28, 64, 128, 224, not 32"):
         sources.make(name, root=str(tmp_path), size=32)
-    np.savez(path, **(held | {"train_labels": np.zeros((12, 14), np.uint8)}))
+    np.savez(path, **(content | {"train_labels": np.zeros((12, 14), np.uint8)}))
     with pytest.raises(DataError, match="not one label per"):
         sources.make(name, root=str(tmp_path), size=size)
-    np.savez(path, **(held | {"train_labels": np.full((12, 1), classes, np.uint8)}))
+    np.savez(path, **(content | {"train_labels": np.full((12, 1), classes, np.uint8)}))
     with pytest.raises(DataError, match=rf"has label {classes}, but there are {classes} classes"):
         sources.make(name, root=str(tmp_path), size=size)
 
@@ -219,12 +215,12 @@ def test_omniglot(tmp_path: Path) -> None:
     assert source.train.x.shape == (6 * 16, 1, 28, 28)
     assert source.test.classes == 6
     assert source.group_names == ("Tengwar",)
-    whole = sources.make("omniglot", root=str(tmp_path), size=105, alphabets=1, clients="drawers", test=5)
-    torch.testing.assert_close(whole.train.x[1, 0], 1 - torch.tensor(x[0, 1], dtype=torch.float32))
-    assert len(federate(whole, "natural")) == 15
-    assert whole.group_names[0] == "Greek, drawer 01"
-    assert set(whole.groups_test).isdisjoint(whole.groups)
-    assert whole.train.names == ("Greek 1", "Greek 2", "Greek 3")
+    by_drawer = sources.make("omniglot", root=str(tmp_path), size=105, alphabets=1, clients="drawers", test=5)
+    torch.testing.assert_close(by_drawer.train.x[1, 0], 1 - torch.tensor(x[0, 1], dtype=torch.float32))
+    assert len(federate(by_drawer, "natural")) == 15
+    assert by_drawer.group_names[0] == "Greek, drawer 01"
+    assert set(by_drawer.groups_test).isdisjoint(by_drawer.groups)
+    assert by_drawer.train.names == ("Greek 1", "Greek 2", "Greek 3")
     ink = downscale(x[0, :2], 28).astype(float).mean() / 255
     assert ink == pytest.approx(1 - x[0, :2].mean(), abs=2e-3)
     with pytest.raises(ConfigError, match="clients is 'people'"):
@@ -301,11 +297,11 @@ def test_samples_can_be_looked_at(tmp_path: Path) -> None:
 def test_changed_pictures_are_decoded_again_and_sixteen_bits_are_scaled(tmp_path: Path) -> None:
     """Also where a file of the same name has the same size as before."""
     path = tmp_path / "a.png"
-    found = []
+    values = []
     for value in (0, 65535, 32896):
         Image.fromarray(np.full((4, 4), value, np.uint16)).save(path, compress_level=0)
-        found.append(int(arrays.read_images("mine", [path], 4, tmp_path / "cache.npz")[0, 0, 0, 0]))
-    assert found == [0, 255, 128]
+        values.append(int(arrays.read_images("mine", [path], 4, tmp_path / "cache.npz")[0, 0, 0, 0]))
+    assert values == [0, 255, 128]
 
 
 @pytest.mark.parametrize("suffix", [".bmp", ".webp", ".tif"])

@@ -60,8 +60,8 @@ def test_feddyns_partition_of_mnist_is_as_skewed_as_the_paper_says() -> None:
     y = source.train.y.numpy()
     counts = np.stack([np.bincount(y[federation.train.index[k]], minlength=10) for k in range(100)])
     assert set(counts.sum(1)) == {600}
-    needed = (np.cumsum(np.sort(counts, axis=1)[:, ::-1], axis=1) < 0.8 * 600).sum(1) + 1
-    assert np.isin(needed, (3, 4)).mean() > 0.5
+    label_counts = (np.cumsum(np.sort(counts, axis=1)[:, ::-1], axis=1) < 0.8 * 600).sum(1) + 1
+    assert np.isin(label_counts, (3, 4)).mean() > 0.5
 
 
 def test_ten_thousand_clients_on_mnist_take_no_loop_over_clients() -> None:

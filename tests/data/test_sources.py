@@ -20,23 +20,17 @@ from fedloom_apps.readers.formats import read_idx
 from fedloom_apps.readers.mnist import CLASSES
 
 RNG = np.random.default_rng(0)
-
-
-@pytest.fixture(autouse=True)
-def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only what a test writes is found."""
-    monkeypatch.delenv("FEDLOOM_DATA", raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+pytestmark = pytest.mark.usefixtures("no_data_folder")
 
 
 def write_mnist(folder: Path, prefix: tuple[str, str], suffix: str = "", first: int = 0, classes: int = 10) -> list:
-    held = []
+    splits = []
     for part, n in zip(prefix, (30, 20), strict=True):
         x = RNG.integers(0, 256, (n, 28, 28), dtype=np.uint8)
         y = (np.arange(n) % classes + first).astype(np.uint8)
         write_split(folder, part, x, y, suffix)
-        held.append((x, y))
-    return held
+        splits.append((x, y))
+    return splits
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "int32", "float32", "float64"])
@@ -44,22 +38,22 @@ def write_mnist(folder: Path, prefix: tuple[str, str], suffix: str = "", first: 
 def test_idx_reads_every_type(dtype: str, suffix: str, tmp_path: Path) -> None:
     array = (RNG.standard_normal((5, 3, 2)) * 50).astype(dtype)
     write_idx(tmp_path / f"a{suffix}", array)
-    found = read_idx(tmp_path / f"a{suffix}")
-    assert found.dtype == array.dtype
-    assert np.array_equal(found, array)
+    result = read_idx(tmp_path / f"a{suffix}")
+    assert result.dtype == array.dtype
+    assert np.array_equal(result, array)
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_damaged_idx_files_get_one_sentence(suffix: str, tmp_path: Path) -> None:
-    whole = tmp_path / f"whole{suffix}"
-    write_idx(whole, RNG.integers(0, 256, (50, 28, 28), dtype=np.uint8))
-    blob = whole.read_bytes()
+    path = tmp_path / f"whole{suffix}"
+    write_idx(path, RNG.integers(0, 256, (50, 28, 28), dtype=np.uint8))
+    blob = path.read_bytes()
     for cut in (1, 3, 10, len(blob) // 2, len(blob) - 1):
         (tmp_path / "cut").write_bytes(blob[:cut])
         with pytest.raises(DataError, match=r"truncated|is not an idx file|damaged"):
             read_idx(tmp_path / "cut")
     with pytest.raises(DataError, match="not an idx file with 1 dimensions"):
-        read_idx(whole, dims=1)
+        read_idx(path, dims=1)
     (tmp_path / "other").write_bytes(b"\x89PNG\r\n\x1a\n" + b"\0" * 100)
     with pytest.raises(DataError, match="it begins with 89 50 4e 47"):
         read_idx(tmp_path / "other")
@@ -96,10 +90,10 @@ def test_mnist_in_torchvisions_layout(suffix: str, tmp_path: Path) -> None:
 
 def test_what_is_missing_is_said_with_where_and_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDLOOM_DATA", str(tmp_path / "here"))
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError) as error:
         sources.make("fashion_mnist")
     for part in ("FashionMNIST/raw/train-images-idx3-ubyte", str(tmp_path / "here"), ".cache/fedloom", "download=true"):
-        assert part in str(caught.value)
+        assert part in str(error.value)
     write_mnist(tmp_path / "here" / "MNIST" / "raw", ("train", "t10k"))
     (tmp_path / "here" / "MNIST" / "raw" / "t10k-labels-idx1-ubyte").unlink()
     with pytest.raises(DataError, match="expected MNIST/raw/t10k-labels-idx1-ubyte in"):
@@ -169,10 +163,10 @@ class Python2(pickle._Pickler):  # type: ignore[name-defined]
     dispatch[str] = save_string
 
 
-def write_batch(path: Path, held: dict, kind: type = Python2) -> None:
+def write_batch(path: Path, content: dict, kind: type = Python2) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "wb") as file:
-        kind(file, 2).dump(held)
+        kind(file, 2).dump(content)
 
 
 @pytest.mark.parametrize("kind", [Python2, pickle.Pickler])
@@ -204,9 +198,9 @@ class Evil:
 
 def test_pickles_that_carry_code_or_are_cut_are_refused(tmp_path: Path) -> None:
     folder = tmp_path / "cifar-100-python"
-    held = {"fine_labels": [0], "data": RNG.integers(0, 256, (1, 3072), dtype=np.uint8)}
-    write_batch(folder / "train", held)
-    write_batch(folder / "test", {**held, "extra": Evil()}, pickle.Pickler)
+    batch = {"fine_labels": [0], "data": RNG.integers(0, 256, (1, 3072), dtype=np.uint8)}
+    write_batch(folder / "train", batch)
+    write_batch(folder / "test", {**batch, "extra": Evil()}, pickle.Pickler)
     write_batch(folder / "meta", {"fine_label_names": [str(c) for c in range(100)]})
     with pytest.raises(DataError, match=r"it asks for posix.system, which no data file needs"):
         sources.make("cifar100", root=str(tmp_path))
@@ -233,12 +227,12 @@ def test_cifar_npz(tmp_path: Path) -> None:
 def test_cifar100_npz_has_labels_of_two_kinds(tmp_path: Path) -> None:
     x = RNG.integers(0, 256, (8, 32, 32, 3), dtype=np.uint8)
     fine, coarse = np.arange(8), np.arange(8) // 4
-    held = {"x_train": x, "y_train": fine, "x_test": x[:2], "y_test": fine[:2]}
-    np.savez(tmp_path / "cifar100.npz", **held)
+    arrays = {"x_train": x, "y_train": fine, "x_test": x[:2], "y_test": fine[:2]}
+    np.savez(tmp_path / "cifar100.npz", **arrays)
     with pytest.raises(DataError, match="coarse_train"):
         sources.make("cifar100", root=str(tmp_path), labels="coarse")
-    held |= {"coarse_train": coarse, "coarse_test": coarse[:2], "coarse_names": np.array(["fish", "trees"])}
-    np.savez(tmp_path / "cifar100.npz", **held)
+    arrays |= {"coarse_train": coarse, "coarse_test": coarse[:2], "coarse_names": np.array(["fish", "trees"])}
+    np.savez(tmp_path / "cifar100.npz", **arrays)
     source = sources.make("cifar100", root=str(tmp_path), labels="coarse")
     assert (source.train.y.tolist(), source.test.y.tolist()) == (coarse.tolist(), [0, 0])
     assert (source.train.names, source.train.classes) == (("fish", "trees"), 2)

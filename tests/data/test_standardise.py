@@ -37,12 +37,12 @@ def of(federation: Federation) -> np.ndarray:
 def forms(frame: pd.DataFrame, folder: Path) -> dict[str, Federation]:
     """The same federation from a frame, from a file by name, and from a source with settings."""
     frame.to_csv(folder / "patients.csv", index=False)
-    named: dict[str, Any] = {"label": "ill", "client": "hospital", "standardise": True}
+    settings: dict[str, Any] = {"label": "ill", "client": "hospital", "standardise": True}
     path = str(folder / "patients.csv")
     return {
-        "frame": federate(frame, **named),
-        "by name": federate(f"table:{path}", **named),
-        "source": federate(sources.make("table", path=path, **named)),
+        "frame": federate(frame, **settings),
+        "by name": federate(f"table:{path}", **settings),
+        "source": federate(sources.make("table", path=path, **settings)),
     }
 
 
@@ -50,14 +50,14 @@ def test_columns_of_numbers_have_mean_0_and_deviation_1(patients: pd.DataFrame, 
     raw = patients.pressure.to_numpy(np.float32).astype(np.float64)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        made = forms(patients, tmp_path)
-    for federation in made.values():
+        federations = forms(patients, tmp_path)
+    for federation in federations.values():
         assert federation.names == ("north", "south")
         pressure, female, male, batch = of(federation).T
         np.testing.assert_allclose(pressure, (raw - raw.mean()) / raw.std(), rtol=1e-5, atol=1e-6)
         assert set(female) == set(male) == {0.0, 1.0}  # categories stay as they are
         assert (batch == 0).all()
-    assert len({federation.provenance["fingerprint"] for federation in made.values()}) == 1
+    assert len({federation.provenance["fingerprint"] for federation in federations.values()}) == 1
 
 
 def test_test_rows_are_scaled_by_the_training_rows(patients: pd.DataFrame) -> None:
@@ -65,18 +65,18 @@ def test_test_rows_are_scaled_by_the_training_rows(patients: pd.DataFrame) -> No
     source = as_source(train, test=test, label="ill", client="hospital", standardise=True)
     mean, deviation = train.pressure.mean(), train.pressure.std(ddof=0)
     np.testing.assert_allclose(source.test.x[:, 0], (test.pressure - mean) / deviation, rtol=1e-4, atol=1e-5)
-    kept = source.settings["standardised"]
-    assert kept["columns"] == [0, 3]
-    np.testing.assert_allclose([kept["mean"][0], kept["deviation"][0]], [mean, deviation], rtol=1e-6)
+    scaling = source.settings["standardised"]
+    assert scaling["columns"] == [0, 3]
+    np.testing.assert_allclose([scaling["mean"][0], scaling["deviation"][0]], [mean, deviation], rtol=1e-6)
 
 
 def test_files_of_arrays_are_scaled_too(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     x, y = rng.normal(50, 5, (40, 2)), rng.integers(0, 2, 40)
     np.savez(tmp_path / "mine.npz", x_train=x, y_train=y, x_test=x[:7] + 5, y_test=y[:7])
-    made = sources.make("npz", path=str(tmp_path / "mine.npz"), standardise=True)
-    np.testing.assert_allclose(made.train.x, (x - x.mean(0)) / x.std(0), atol=1e-4)
-    np.testing.assert_allclose(made.test.x, (x[:7] + 5 - x.mean(0)) / x.std(0), atol=1e-4)
+    source = sources.make("npz", path=str(tmp_path / "mine.npz"), standardise=True)
+    np.testing.assert_allclose(source.train.x, (x - x.mean(0)) / x.std(0), atol=1e-4)
+    np.testing.assert_allclose(source.test.x, (x[:7] + 5 - x.mean(0)) / x.std(0), atol=1e-4)
 
 
 def test_what_is_no_table_of_numbers_is_refused() -> None:
@@ -100,14 +100,14 @@ def test_what_is_no_table_of_numbers_is_refused() -> None:
 def test_columns_of_very_different_scale_are_named(column: np.ndarray, warns: bool, patients: pd.DataFrame) -> None:
     other = np.random.default_rng(2).normal(0, 1, ROWS)
     frame = patients.assign(pressure=column, other=other)
-    with warnings.catch_warnings(record=True) as caught:
+    with warnings.catch_warnings(record=True) as records:
         warnings.simplefilter("always")
         federate(frame, label="ill", client="hospital")
-    assert len(caught) == warns
+    assert len(records) == warns
     if warns:
-        assert "has mean" in str(caught[0].message)
-        assert "data.standardise=true (standardise=True in Python)" in str(caught[0].message)
-        assert caught[0].filename == __file__  # the user's own line
+        assert "has mean" in str(records[0].message)
+        assert "data.standardise=true (standardise=True in Python)" in str(records[0].message)
+        assert records[0].filename == __file__  # the user's own line
 
 
 def test_a_table_that_trains_at_chance_is_learnt_once_standardised(patients: pd.DataFrame) -> None:
@@ -121,11 +121,11 @@ def test_a_table_that_trains_at_chance_is_learnt_once_standardised(patients: pd.
 
 
 def test_models_and_data_are_in_another_scale_if_a_column_is() -> None:
-    def known(mean: float, deviation: float) -> dict[str, Any]:
+    def conventions(mean: float, deviation: float) -> dict[str, Any]:
         return {"standardised": {"columns": ["a", "b"], "mean": [0.0, mean], "deviation": [1.0, deviation]}}
 
-    for mean, deviation, apart in ((0.4, 1.5, False), (0.6, 1.0, True), (0.0, 2.5, True), (0.0, 0.3, True)):
-        with warnings.catch_warnings(record=True) as told:
+    for mean, deviation, differs in ((0.4, 1.5, False), (0.6, 1.0, True), (0.0, 2.5, True), (0.0, 0.3, True)):
+        with warnings.catch_warnings(record=True) as records:
             warnings.simplefilter("always")
-            compare(known(0.0, 1.0), known(mean, deviation), "the model")
-        assert bool(told) == apart, (mean, deviation)
+            compare(conventions(0.0, 1.0), conventions(mean, deviation), "the model")
+        assert bool(records) == differs, (mean, deviation)

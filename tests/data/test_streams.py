@@ -51,10 +51,10 @@ def test_k_way_laws(classes: int, ways: int, overlap: bool, size: int, seed: int
         return
     stream = task_stream(pool, kind, seed)
     assert len(stream) == (12 if overlap else classes // ways)
-    seen: list[int] = []
+    task_classes: list[int] = []
     for task in stream:
         assert task.train.classes == task.test.classes == ways == len(set(task.classes))
-        seen += task.classes
+        task_classes += task.classes
         for split, full, n in ((task.train, pool.train, size), (task.test, pool.test, ways)):
             rows = split.x[:, 0].long()
             rows = rows if split is task.train else -1 - rows
@@ -62,7 +62,7 @@ def test_k_way_laws(classes: int, ways: int, overlap: bool, size: int, seed: int
             assert torch.equal(torch.tensor(task.classes)[split.y], full.y[rows])  # labels name the task's classes
             counts = np.bincount(split.y.numpy(), minlength=ways)
             assert counts.max() - counts.min() <= 1
-    assert overlap or len(set(seen)) == len(seen)
+    assert overlap or len(set(task_classes)) == len(task_classes)
     number = len(stream) // 2
     assert same(stream[number], stream[number])
     assert same(task_stream(pool, kind, seed)[number], stream[number])  # whatever was asked for before
@@ -157,8 +157,8 @@ def people() -> Source:
     ids = ["ann", "cid"] * 20 + ["ann"] * 10 + ["bob"] * 8
     y = torch.arange(58) % 3
     tests = {"x_test": -1.0 - torch.arange(5)[:, None], "y_test": torch.arange(5) % 3}
-    others = ["dan", "dan", "dan", "cid", "cid"]
-    return from_tensors(torch.arange(58.0)[:, None], y, clients=ids, clients_test=others, classes=3, **tests)
+    test_owners = ["dan", "dan", "dan", "cid", "cid"]
+    return from_tensors(torch.arange(58.0)[:, None], y, clients=ids, clients_test=test_owners, classes=3, **tests)
 
 
 def test_each_person_is_a_task() -> None:
@@ -166,7 +166,7 @@ def test_each_person_is_a_task() -> None:
     stream = task_stream(pool, NaturalTasks(train=18, test=2), seed=3)
     assert len(stream) == 2  # Bob has too few samples, Dan has none to learn from
     owners = np.array(pool.group_names)[pool.groups]
-    found = {}
+    test_rows = {}
     for task in stream:
         rows = task.train.x[:, 0].long().numpy()
         (who,) = set(owners[rows])
@@ -174,9 +174,9 @@ def test_each_person_is_a_task() -> None:
         assert torch.equal(task.train.y, pool.train.y[rows])
         tests = task.test.x[:, 0].long().numpy()
         assert not set(tests) & set(rows)
-        found[who] = tests
-    assert set(found["cid"]) == {-4, -5}  # the test samples of his own
-    assert set(owners[found["ann"]]) == {"ann"}
+        test_rows[who] = tests
+    assert set(test_rows["cid"]) == {-4, -5}  # the test samples of his own
+    assert set(owners[test_rows["ann"]]) == {"ann"}
     assert same(stream[1], task_stream(pool, NaturalTasks(train=18, test=2), seed=3)[1])
     assert (
         len({task_stream(pool, NaturalTasks(train=18, test=2), seed)[0].train.y.sum().item() for seed in range(9)}) > 1
@@ -189,8 +189,8 @@ def test_data_in_order_make_tasks_of_what_follows() -> None:
     assert [task.train.x[:, 0].tolist() + task.test.x[:, 0].tolist() for task in stream] == [
         list(range(at, at + 10)) for at in range(0, 50, 10)
     ]
-    theirs = task_stream(pool, InOrder(train=6, test=4, by_client=True))
-    rows = [task.train.x[:, 0].long().tolist() + task.test.x[:, 0].long().tolist() for task in theirs]
+    by_client = task_stream(pool, InOrder(train=6, test=4, by_client=True))
+    rows = [task.train.x[:, 0].long().tolist() + task.test.x[:, 0].long().tolist() for task in by_client]
     assert [r[-1] for r in rows] == [18, 19, 38, 39, 49]  # each when its last sample has come
     owners = np.array(pool.group_names)[pool.groups]
     assert [set(owners[r]) for r in rows] == [{"ann"}, {"cid"}, {"ann"}, {"cid"}, {"ann"}]
@@ -208,12 +208,12 @@ def test_ranges_transform_each_class_in_its_own_way() -> None:
         assert task.classes == tuple(range(10))
         how = {name: torch.from_numpy(value).float() for name, value in task.about.items()}
         black = torch.zeros(1, 1, 1)
-        found = 0
+        matches = 0
         for x, y in zip(task.train.x, task.train.y, strict=True):
             originals = pool.train.x[pool.train.y == y]
-            mine = {name: value[y].expand(len(originals), *value.shape[1:]) for name, value in how.items()}
-            found += int((transform_images(originals, mine, black) - x).abs().amax((1, 2, 3)).min() < 1e-6)
-        assert found == 60  # every image is one of its class, changed as its class is
+            parameters = {name: value[y].expand(len(originals), *value.shape[1:]) for name, value in how.items()}
+            matches += int((transform_images(originals, parameters, black) - x).abs().amax((1, 2, 3)).min() < 1e-6)
+        assert matches == 60  # every image is one of its class, changed as its class is
     assert len({tuple(stream[0].about["rotation"]), tuple(stream[1].about["rotation"])}) == 2
     turned = np.concatenate([stream[n].about["rotation"] for n in range(100)])
     assert set(turned) == {0.0, 90.0, 180.0, 270.0}
@@ -250,21 +250,21 @@ def test_turns_and_flips_are_exact_and_crops_and_scales_are_as_large_as_they_say
 
 
 def test_anyones_sequence_is_a_stream() -> None:
-    made: list[int] = []
+    requests: list[int] = []
 
     class Lazy(list[tuple[Arrays, Arrays]]):
         def __len__(self) -> int:
             return 4
 
         def __getitem__(self, number):  # type: ignore[no-untyped-def, override]
-            made.append(number)
+            requests.append(number)
             arrays = Arrays(torch.full((2, 1), float(number)), torch.tensor([0, 1]), 2)
             return arrays, arrays
 
     stream = TaskStream.of(Lazy())
-    assert not made  # nothing is made before it is asked for
+    assert not requests  # nothing is made before it is asked for
     assert float(stream[2].train.x[0]) == 2
-    assert made == [2]
+    assert requests == [2]
     assert [task.number for task in stream] == [0, 1, 2, 3]
 
 

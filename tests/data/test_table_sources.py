@@ -13,11 +13,7 @@ from fedloom.data import federate, sources
 from fedloom_apps.online.streams import InOrder, task_stream
 from fedloom_apps.readers.formats import read_table
 
-
-@pytest.fixture(autouse=True)
-def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FEDLOOM_DATA", raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+pytestmark = pytest.mark.usefixtures("no_data_folder")
 
 
 HEARTS = {
@@ -134,20 +130,20 @@ def test_damaged_relational_tables_get_one_sentence(tmp_path: Path) -> None:
     write_berka(tmp_path)
     make = lambda: sources.make("berka", root=str(tmp_path))  # noqa: E731
     path = tmp_path / "berka/account.asc"
-    whole = path.read_text()
-    path.write_text(whole.replace("930226", "931326"))
+    text = path.read_text()
+    path.write_text(text.replace("930226", "931326"))
     with pytest.raises(DataError, match="931326 is not a day"):
         make()
-    path.write_text(whole.replace("3;2;", "1e999;2;"))
+    path.write_text(text.replace("3;2;", "1e999;2;"))
     with pytest.raises(DataError, match="'1e999' is not a number"):
         make()
-    path.write_text(whole.replace("POPLATEK TYDNE", "DAILY"))
+    path.write_text(text.replace("POPLATEK TYDNE", "DAILY"))
     with pytest.raises(DataError, match="account 2 has statements 'DAILY'"):
         make()
-    path.write_text(whole[: whole.index("3;2")])
+    path.write_text(text[: text.index("3;2")])
     with pytest.raises(DataError, match="the loan of account 3 has no account or no district"):
         make()
-    path.write_text(whole.replace("frequency", "often"))
+    path.write_text(text.replace("frequency", "often"))
     with pytest.raises(DataError, match=r"account.asc has no column frequency"):
         make()
     path.write_bytes(b"\xff\xfe\x00binary")
@@ -181,28 +177,28 @@ def test_a_table_is_read_in_order_of_time(tmp_path: Path, kind: str) -> None:
     path = tmp_path / f"visits.{kind}"
     if kind == "parquet":
         pd.read_csv(tmp_path / "visits.csv").to_parquet(path)
-    found = sources.make("table", path=str(path), label="ill", client="clinic", time="when")
-    assert found.train.names == ("no", "yes")
-    assert found.train.x[:, 0].tolist() == [30, 20, 10, 40]  # the same day: as they were
-    assert found.train.x.shape == (4, 3)  # age and the two wards; time is no input
-    assert found.train.y.tolist() == [0, 1, 0, 1]
-    assert found.groups is not None
-    assert [found.group_names[g] for g in found.groups] == ["a", "a", "b", "b"]
-    stream = task_stream(found, InOrder(train=1, test=1, by_client=True))
+    source = sources.make("table", path=str(path), label="ill", client="clinic", time="when")
+    assert source.train.names == ("no", "yes")
+    assert source.train.x[:, 0].tolist() == [30, 20, 10, 40]  # the same day: as they were
+    assert source.train.x.shape == (4, 3)  # age and the two wards; time is no input
+    assert source.train.y.tolist() == [0, 1, 0, 1]
+    assert source.groups is not None
+    assert [source.group_names[g] for g in source.groups] == ["a", "a", "b", "b"]
+    stream = task_stream(source, InOrder(train=1, test=1, by_client=True))
     assert [task.train.x[0, 0].item() for task in stream] == [30, 10]
 
 
 @pytest.mark.filterwarnings("ignore:.*with which models train poorly")  # they are only read
 @pytest.mark.parametrize(
-    "written", ["{:%d.%m.%Y}", "{:%d/%m/%Y}", "{:%m/%d/%Y}", "{:%d-%m-%y}", "{:%Y-%m-%d}", "{:%d %b %Y %H:%M}"]
+    "date_format", ["{:%d.%m.%Y}", "{:%d/%m/%Y}", "{:%m/%d/%Y}", "{:%d-%m-%y}", "{:%Y-%m-%d}", "{:%d %b %Y %H:%M}"]
 )
-def test_a_hundred_days_in_a_row_are_sorted_however_dates_are_written(written: str, tmp_path: Path) -> None:
+def test_a_hundred_days_in_a_row_are_sorted_however_dates_are_written(date_format: str, tmp_path: Path) -> None:
     days = pd.date_range("2026-01-25", periods=100)
     rows = np.random.default_rng(0).permutation(100)
-    lines = [f"{n},{written.format(days[n])},{n % 2}" for n in rows]
+    lines = [f"{n},{date_format.format(days[n])},{n % 2}" for n in rows]
     (tmp_path / "days.csv").write_text("\n".join(["n,day,label", *lines]))
-    found = sources.make("table", path=str(tmp_path / "days.csv"), time="day", features=("n",))
-    assert found.train.x[:, 0].tolist() == list(range(100))
+    source = sources.make("table", path=str(tmp_path / "days.csv"), time="day", features=("n",))
+    assert source.train.x[:, 0].tolist() == list(range(100))
 
 
 def test_packed_tables_and_capital_endings(tmp_path: Path) -> None:
@@ -261,12 +257,14 @@ def test_a_folder_of_tables_is_one_table_with_a_column_of_clients(tmp_path: Path
     (tmp_path / "all.csv").write_text(
         "site,age,ward,ill\nSouth,0.4,c,0\nSouth,0.2,a,1\nSouth,0.5,b,0\nnorth,0.6,a,1\nnorth,0.3,b,0\n"
     )
-    ours = sources.make("table", path=str(folder), label=("ill",), test=str(folder))
-    other = sources.make("table", path=str(tmp_path / "all.csv"), label=("ill",), client="site")
-    assert ours.group_names == other.group_names == ("South", "north")
-    assert ours.groups.tolist() == other.groups.tolist() == ours.groups_test.tolist() == [0, 0, 0, 1, 1]
-    assert torch.equal(ours.train.x, other.train.x)
-    assert torch.equal(ours.train.y, other.train.y)
+    from_folder = sources.make("table", path=str(folder), label=("ill",), test=str(folder))
+    from_file = sources.make("table", path=str(tmp_path / "all.csv"), label=("ill",), client="site")
+    assert from_folder.group_names == from_file.group_names == ("South", "north")
+    assert (
+        from_folder.groups.tolist() == from_file.groups.tolist() == from_folder.groups_test.tolist() == [0, 0, 0, 1, 1]
+    )
+    assert torch.equal(from_folder.train.x, from_file.train.x)
+    assert torch.equal(from_folder.train.y, from_file.train.y)
     by_ward = sources.make("table", path=str(folder), label=("ill",), client="ward")
     assert by_ward.group_names == ("a", "b", "c")
     (tmp_path / "words").mkdir()
@@ -324,9 +322,12 @@ def test_clients_of_a_table_in_time_are_tested_on_their_last_rows(tmp_path: Path
     rows = [f"{39 - k},{'ab'[k % 2]},{k % 3 > 0:d}" for k in range(40)]
     (tmp_path / "days.csv").write_text("\n".join(["day,who,label", *rows]))
     source = sources.make("table", path=str(tmp_path / "days.csv"), time="day", features=("day",), client="who")
-    found = federate(source, validation=0.1, held_out=0.2)
+    federation = federate(source, validation=0.1, held_out=0.2)
     for client in range(2):
-        days = [split.client(client).x[:, 0].tolist() for split in (found.train, found.validation, found.held_out)]
-        assert [len(one) for one in days] == [14, 2, 4]
+        days = [
+            split.client(client).x[:, 0].tolist()
+            for split in (federation.train, federation.validation, federation.held_out)
+        ]
+        assert [len(part) for part in days] == [14, 2, 4]
         assert max(days[0]) < min(days[1])
         assert max(days[1]) < min(days[2])

@@ -34,11 +34,13 @@ def test_imbalanced_counts_are_exponential(rho: float) -> None:
 def test_skew_is_the_first_clients_distribution() -> None:
     for partition, clients in ((Niid1(), 5), (Niid2(), 10)):
         federation = federate(source(), partition, clients, seed=4, target=Skew(), held_out=0.0)
-        mine = np.bincount(federation.train.client(0).y.numpy(), minlength=10)
+        client_counts = np.bincount(federation.train.client(0).y.numpy(), minlength=10)
         counts = np.bincount(federation.test.y.numpy(), minlength=10)
-        assert np.abs(counts - mine / mine.max() * counts.max()).max() <= 1
+        assert np.abs(counts - client_counts / client_counts.max() * counts.max()).max() <= 1
         assert counts.max() == 1000  # as many as the pool has
-        assert ((counts > 0) == (mine > 0)).all() or mine[mine > 0].min() * 1000 < mine.max()
+        assert ((counts > 0) == (client_counts > 0)).all() or client_counts[
+            client_counts > 0
+        ].min() * 1000 < client_counts.max()
 
 
 @pytest.mark.parametrize("client", range(5))
@@ -63,36 +65,36 @@ def test_parts_in_order_go_around_the_clients(clients: int) -> None:
 
 
 def test_uniform_and_none() -> None:
-    made = source()
-    federation = federate(made, "iid", 5, target=UniformLabels())
+    pool = source()
+    federation = federate(pool, "iid", 5, target=UniformLabels())
     assert np.bincount(federation.test.y.numpy()).tolist() == [1000] * 10
-    plain = federate(made, "iid", 5)
-    assert plain.test is made.test
+    plain = federate(pool, "iid", 5)
+    assert plain.test is pool.test
     assert plain.unlabelled is None
 
 
 def test_every_target_row_is_a_row_of_the_pool_drawn_once() -> None:
-    made = source()
-    federation = federate(made, "iid", 5, target=Imbalanced(50))
+    pool = source()
+    federation = federate(pool, "iid", 5, target=Imbalanced(50))
     assert federation.unlabelled is not None
     rows = federation.unlabelled.x[:, 0].long()
     assert len(rows.unique()) == len(rows)
-    assert torch.equal(made.test.y[rows], federation.test.y)
+    assert torch.equal(pool.test.y[rows], federation.test.y)
 
 
 def test_a_target_is_the_largest_subset_of_its_shares_drawn_at_random() -> None:
     labels = np.repeat([0, 1], [10, 4])  # shares 1 and 1/2: the second class is exhausted first
-    drawn = [Imbalanced(2).rows(labels, 2, np.ones((1, 2)), np.random.default_rng(seed)) for seed in range(5)]
-    assert all(np.bincount(labels[rows]).tolist() == [8, 4] for rows in drawn)
-    assert len({frozenset(rows.tolist()) for rows in drawn}) > 1
+    subsets = [Imbalanced(2).rows(labels, 2, np.ones((1, 2)), np.random.default_rng(seed)) for seed in range(5)]
+    assert all(np.bincount(labels[rows]).tolist() == [8, 4] for rows in subsets)
+    assert len({frozenset(rows.tolist()) for rows in subsets}) > 1
 
 
-def reachable(value: Any, seen: set[int]) -> list[Any]:
+def reachable(value: Any, ids: set[int]) -> list[Any]:
     """Everything that can be reached from an object by attributes, items and containers."""
-    if id(value) in seen or value is None or isinstance(value, type):
+    if id(value) in ids or value is None or isinstance(value, type):
         return []
-    seen.add(id(value))
-    found = [value]
+    ids.add(id(value))
+    objects = [value]
     inner: list[Any] = []
     if dataclasses.is_dataclass(value):
         inner = [getattr(value, f.name) for f in dataclasses.fields(value)]
@@ -102,9 +104,9 @@ def reachable(value: Any, seen: set[int]) -> list[Any]:
         inner = list(value)
     if hasattr(value, "__dict__"):
         inner += list(vars(value).values())
-    for one in inner:
-        found += reachable(one, seen)
-    return found
+    for part in inner:
+        objects += reachable(part, ids)
+    return objects
 
 
 class Poisoned(Tensor):

@@ -15,26 +15,21 @@ from fedloom_apps.readers.mqp import pair
 from fedloom_apps.readers.shakespeare import ALPHABET
 
 RNG = np.random.default_rng(0)
+pytestmark = pytest.mark.usefixtures("no_data_folder")
 
 
-@pytest.fixture(autouse=True)
-def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FEDLOOM_DATA", raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-
-
-def write_leaf(folder: Path, users: dict[str, tuple[list, list]], each: int = 2) -> None:
+def write_leaf(folder: Path, users: dict[str, tuple[list, list]], per_file: int = 2) -> None:
     """LEAF's files, so many users in each."""
     folder.mkdir(parents=True, exist_ok=True)
     names = list(users)
-    for number, start in enumerate(range(0, len(names), each)):
-        mine = names[start : start + each]
-        held = {
-            "users": mine,
-            "num_samples": [len(users[name][1]) for name in mine],
-            "user_data": {name: dict(zip("xy", users[name], strict=True)) for name in mine},
+    for number, start in enumerate(range(0, len(names), per_file)):
+        file_users = names[start : start + per_file]
+        content = {
+            "users": file_users,
+            "num_samples": [len(users[name][1]) for name in file_users],
+            "user_data": {name: dict(zip("xy", users[name], strict=True)) for name in file_users},
         }
-        (folder / f"all_data_{number}_niid_0_keep_0_train_9.json").write_text(json.dumps(held))
+        (folder / f"all_data_{number}_niid_0_keep_0_train_9.json").write_text(json.dumps(content))
 
 
 def writers(n: int) -> dict[str, tuple[list, list]]:
@@ -53,8 +48,8 @@ def test_femnist(tmp_path: Path) -> None:
     assert federation.names == ("writer f0000_0", "writer f0001_1", "writer f0002_2")
     assert federation.held_out.index.sizes.tolist() == [1, 1, 1]
     (tmp_path / "femnist/data/train").rename(tmp_path / "femnist/data/all_data")
-    whole = sources.make("femnist", root=str(tmp_path))
-    assert (len(whole.train), len(whole.test), whole.groups_test) == (6, 0, None)
+    pool = sources.make("femnist", root=str(tmp_path))
+    assert (len(pool.train), len(pool.test), pool.groups_test) == (6, 0, None)
 
 
 def test_damaged_leaf_files_get_one_sentence(tmp_path: Path) -> None:
@@ -97,7 +92,7 @@ def speech(role: str, text: str) -> str:
     return json.dumps({"play": "hamlet", "title": "Hamlet", "role": role, "text": text})
 
 
-def told(x: torch.Tensor) -> str:
+def text_of(x: torch.Tensor) -> str:
     return "".join(ALPHABET[c] for c in x.tolist())
 
 
@@ -109,22 +104,22 @@ def test_shakespeare_is_leafs_construction(tmp_path: Path) -> None:
     assert source.group_names == ("hamlet: HAMLET",)
     assert source.train.x.dtype == source.train.y.dtype == torch.int64
     for k in range(21):
-        assert told(source.train.x[k]) == (" " * 80 + first)[k : k + 80]
-        assert told(source.train.y[k : k + 1]) == first[k]
-    assert [told(source.test.x[k]) for k in range(5)] == [(" " * 80 + second)[k : k + 80] for k in range(5)]
-    assert told(source.test.y) == second[:5]
+        assert text_of(source.train.x[k]) == (" " * 80 + first)[k : k + 80]
+        assert text_of(source.train.y[k : k + 1]) == first[k]
+    assert [text_of(source.test.x[k]) for k in range(5)] == [(" " * 80 + second)[k : k + 80] for k in range(5)]
+    assert text_of(source.test.y) == second[:5]
     assert source.train.classes == len(ALPHABET) == 80
 
     few = sources.make("shakespeare", root=str(tmp_path), train=3, test=10)  # the rest of the first speech is skipped
-    assert told(few.test.y) == second[:10]
+    assert text_of(few.test.y) == second[:10]
     everything = sources.make("shakespeare", root=str(tmp_path), train=None, test=None)
-    assert told(everything.train.y) == "Mark me.\n" + first  # a role of one speech has nothing to test on
-    assert told(everything.test.y) == second
+    assert text_of(everything.train.y) == "Mark me.\n" + first  # a role of one speech has nothing to test on
+    assert text_of(everything.test.y) == second
     assert sources.make("shakespeare", root=str(tmp_path), train=None, test=None, least=20).group_names == (
         "hamlet: HAMLET",
     )
-    drawn = sources.make("shakespeare", root=str(tmp_path), train=20, test=11, split="random")
-    assert Counter(told(drawn.train.y) + told(drawn.test.y)) < Counter(first + second)
+    random_split = sources.make("shakespeare", root=str(tmp_path), train=20, test=11, split="random")
+    assert Counter(text_of(random_split.train.y) + text_of(random_split.test.y)) < Counter(first + second)
     with pytest.raises(DataError, match=r"no role of .* has 40 training and 400 test samples"):
         sources.make("shakespeare", root=str(tmp_path), train=40)
     with pytest.raises(ConfigError, match="did you mean 'random'"):
@@ -147,14 +142,14 @@ def test_shakespeare_as_leaf_has_written_it(tmp_path: Path) -> None:
         write_leaf(tmp_path / "shakespeare/data" / part, role)
     source = sources.make("shakespeare", root=str(tmp_path), train=10, test=4)
     assert (len(source.train), len(source.test)) == (10, 4)
-    assert told(source.train.x[3]) == text[3:83]
-    assert told(source.test.y) == text[100:104]
+    assert text_of(source.train.x[3]) == text[3:83]
+    assert text_of(source.test.y) == text[100:104]
     write_leaf(tmp_path / "shakespeare/data/train", {"A": (["short"], ["x"])})
     with pytest.raises(DataError, match="role 'A' has an input that is not 80 characters"):
         sources.make("shakespeare", root=str(tmp_path))
 
 
-def chunked(comment: str) -> tuple[list, dict]:
+def chunks_of(comment: str) -> tuple[list, dict]:
     """LEAF's chunks of one comment."""
     words, after = ["<BOS>", *comment.split(), "<EOS>"], [*comment.split(), "<EOS>", "<PAD>"]
     fill = -len(words) % 10
@@ -169,10 +164,10 @@ def chunked(comment: str) -> tuple[list, dict]:
 
 def test_reddit(tmp_path: Path) -> None:
     comments = ["the cat sat on the mat and the dog sat on the log today", "yes the cat did"]
-    both = [chunked(comment) for comment in comments]
-    user = ([x for x, _ in both], [y for _, y in both])
+    chunks = [chunks_of(comment) for comment in comments]
+    user = ([x for x, _ in chunks], [y for _, y in chunks])
     write_leaf(tmp_path / "reddit/data/train", {"17": user, "3": user})
-    write_leaf(tmp_path / "reddit/data/test", {"17": ([both[1][0]], [both[1][1]])})
+    write_leaf(tmp_path / "reddit/data/test", {"17": ([chunks[1][0]], [chunks[1][1]])})
     padded = sources.make("reddit", root=str(tmp_path), words=8, padded=True)
     assert padded.train.x.shape == padded.train.y.shape == (6, 10)
     assert padded.train.names[:3] == ("<PAD>", "<UNK>", "the")  # eight times; <BOS> and <EOS> four
@@ -288,9 +283,9 @@ def test_bad_recordings_get_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="1 channels of 16 bits at 44100 Hz"):
         make()
     write_wave(path, np.zeros(16_000))
-    whole = path.read_bytes()
+    blob = path.read_bytes()
     for cut in (0, 20, 2000):
-        path.write_bytes(whole[:cut])
+        path.write_bytes(blob[:cut])
         with pytest.raises(DataError, match=r"a_nohash_0.wav is truncated"):
             make()
     path.rename(home / "on/a.wav")

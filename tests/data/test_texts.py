@@ -31,13 +31,13 @@ def read(folder: Path, frame: pd.DataFrame, **settings: Any) -> Source:
 def test_a_text_has_the_same_tokens_whoever_else_is_there(tmp_path: Path) -> None:
     frame = reviews(20)
     settings = {"text": "review", "label": "said", "client": "user", "words": 50, "length": 5}
-    whole, part = read(tmp_path, frame, **settings), read(tmp_path, frame.iloc[7:12], **settings)
-    assert torch.equal(whole.train.x[7:12], part.train.x)
-    assert whole.train.x.dtype == torch.int64
-    assert whole.train.x.shape == (20, 5)
-    assert 0 < int(whole.train.x.min()) <= int(whole.train.x.max()) < 50
-    assert whole.train.names == ("no", "yes")
-    assert whole.group_names == ("user 0", "user 1", "user 2")
+    all_rows, some_rows = read(tmp_path, frame, **settings), read(tmp_path, frame.iloc[7:12], **settings)
+    assert torch.equal(all_rows.train.x[7:12], some_rows.train.x)
+    assert all_rows.train.x.dtype == torch.int64
+    assert all_rows.train.x.shape == (20, 5)
+    assert 0 < int(all_rows.train.x.min()) <= int(all_rows.train.x.max()) < 50
+    assert all_rows.train.names == ("no", "yes")
+    assert all_rows.group_names == ("user 0", "user 1", "user 2")
 
 
 def test_texts_are_cut_at_their_end_and_padded_at_their_beginning() -> None:
@@ -49,15 +49,15 @@ def test_texts_are_cut_at_their_end_and_padded_at_their_beginning() -> None:
 
 def test_the_next_byte_is_predicted_within_one_clients_texts(tmp_path: Path) -> None:
     frame = pd.DataFrame({"text": ["abc", "xyz", "de", "w"], "who": ["ann", "bob", "ann", "bob"]})
-    found = read(tmp_path, frame, label=None, client="who", tokenizer="bytes", length=3)
-    written = {owner: "\n".join(frame.text[frame.who == owner]) + "\n" for owner in ("ann", "bob")}
-    for row, (x, y) in enumerate(zip(found.train.x, found.train.y, strict=True)):
-        whole = written[found.group_names[found.groups[row]]]  # type: ignore[index]
-        at = whole.index(bytes((x - 1).tolist()).decode())
-        assert bytes((y - 1).tolist()).decode() == whole[at + 1 : at + 4]
-    assert found.groups is not None
-    assert found.groups.tolist() == [0, 0, 1]  # 7 and 6 bytes; the last window of bob's would lack a next byte
-    assert found.train.classes == 257
+    source = read(tmp_path, frame, label=None, client="who", tokenizer="bytes", length=3)
+    texts = {owner: "\n".join(frame.text[frame.who == owner]) + "\n" for owner in ("ann", "bob")}
+    for row, (x, y) in enumerate(zip(source.train.x, source.train.y, strict=True)):
+        text = texts[source.group_names[source.groups[row]]]  # type: ignore[index]
+        at = text.index(bytes((x - 1).tolist()).decode())
+        assert bytes((y - 1).tolist()).decode() == text[at + 1 : at + 4]
+    assert source.groups is not None
+    assert source.groups.tolist() == [0, 0, 1]  # 7 and 6 bytes; the last window of bob's would lack a next byte
+    assert source.train.classes == 257
 
 
 @pytest.mark.exhaustive
@@ -71,9 +71,9 @@ def test_a_network_learns_the_next_byte(tmp_path: Path) -> None:
 
 def test_a_stream_of_texts_in_time(tmp_path: Path) -> None:
     frame = reviews(12).assign(day=np.arange(12)[::-1])
-    found = read(tmp_path, frame, text="review", label="said", time="day", length=6)
-    assert torch.equal(found.train.x, read(tmp_path, frame.iloc[::-1], text="review", label="said", length=6).train.x)
-    assert len(task_stream(found, InOrder(train=2, test=1))) == 4
+    source = read(tmp_path, frame, text="review", label="said", time="day", length=6)
+    assert torch.equal(source.train.x, read(tmp_path, frame.iloc[::-1], text="review", label="said", length=6).train.x)
+    assert len(task_stream(source, InOrder(train=2, test=1))) == 4
 
 
 @pytest.mark.parametrize(
@@ -104,22 +104,22 @@ def test_what_cannot_be_read_is_one_sentence(
 @pytest.mark.extra("tokenizers", "transformers")
 def test_a_tokeniser_of_transformers_pads_as_its_network_expects(tmp_path: Path) -> None:
     transformers, tokenizers = map(import_module, ("transformers", "tokenizers"))
-    known = {word: number for number, word in enumerate(["[UNK]", "[PAD]", *GOOD, *BAD, *NEITHER])}
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(known, unk_token="[UNK]"))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    whole = transformers.PreTrainedTokenizerFast(tokenizer_object=made, unk_token="[UNK]", pad_token="[PAD]")
-    whole.save_pretrained(tmp_path / "tokeniser")
-    found = read(tmp_path, reviews(40), text="review", label="said", tokenizer=str(tmp_path / "tokeniser"), length=8)
-    expected = [[*(known[word] for word in text.split()), 1, 1] for text in reviews(40).review]
-    assert found.train.x.tolist() == expected
-    assert found.settings["vocabulary"] == len(known)
+    vocabulary = {word: number for number, word in enumerate(["[UNK]", "[PAD]", *GOOD, *BAD, *NEITHER])}
+    word_level = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
+    word_level.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    pretrained = transformers.PreTrainedTokenizerFast(tokenizer_object=word_level, unk_token="[UNK]", pad_token="[PAD]")
+    pretrained.save_pretrained(tmp_path / "tokeniser")
+    source = read(tmp_path, reviews(40), text="review", label="said", tokenizer=str(tmp_path / "tokeniser"), length=8)
+    expected = [[*(vocabulary[word] for word in text.split()), 1, 1] for text in reviews(40).review]
+    assert source.train.x.tolist() == expected
+    assert source.settings["vocabulary"] == len(vocabulary)
     small = {
-        "vocab_size": len(known),
+        "vocab_size": len(vocabulary),
         "hidden_size": 16,
         "num_hidden_layers": 1,
         "num_attention_heads": 2,
         "pad_token_id": 1,
     }
     net = models.make("transformers", classes=2, inputs=(8,), network="bert", config=small)
-    model = fl.run("fedavg", fl.data.federate(found, "iid", clients=2), net, rounds=1).trained.server
-    assert torch.equal(model.predict(list(reviews(40).review)), model.predict(found.train.x))
+    model = fl.run("fedavg", fl.data.federate(source, "iid", clients=2), net, rounds=1).trained.server
+    assert torch.equal(model.predict(list(reviews(40).review)), model.predict(source.train.x))

@@ -37,11 +37,11 @@ def test_gaussians_have_their_centres_their_spread_and_their_colours():
     x, y = source.train.x.numpy(), source.train.y.numpy()
     assert np.bincount(y).tolist() == [2000, 2000, 2000]
     for label, balls in enumerate(CENTRES.values()):
-        mine = x[y == label]
-        nearest = np.argmin([((mine - c) ** 2).sum(1) for c in balls], axis=0)
+        points = x[y == label]
+        nearest = np.argmin([((points - c) ** 2).sum(1) for c in balls], axis=0)
         for number, centre in enumerate(balls):
-            np.testing.assert_allclose(mine[nearest == number].mean(0), centre, atol=0.03)
-            np.testing.assert_allclose(mine[nearest == number].var(0), 0.05, rtol=0.15)
+            np.testing.assert_allclose(points[nearest == number].mean(0), centre, atol=0.03)
+            np.testing.assert_allclose(points[nearest == number].var(0), 0.05, rtol=0.15)
 
 
 def test_a_seed_is_a_draw_and_a_spread_must_be_positive():

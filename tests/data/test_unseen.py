@@ -26,14 +26,14 @@ from fedloom.models import models
 def test_unseen_clients_stand_last_and_keep_what_is_theirs() -> None:
     y = torch.arange(1000) % 10
     source = from_tensors(torch.zeros(1000, 1), y, x_test=torch.zeros(100, 1), y_test=torch.arange(100) % 10)
-    whole, part = (
+    all_seen, part = (
         federate(source, Alid(2, 20, 4), 10, seed=7, held_out="common", unseen=share) for share in (0.0, 0.3)
     )
     order = part.provenance["unseen"]
-    assert (whole.unseen, part.unseen, part.seen, len(part)) == (0, 3, 7, 10)
-    assert "unseen" not in whole.provenance
+    assert (all_seen.unseen, part.unseen, part.seen, len(part)) == (0, 3, 7, 10)
+    assert "unseen" not in all_seen.provenance
     was = [k for k in range(10) if k not in order] + order
-    for a, b in ((whole.train, part.train), (whole.held_out, part.held_out)):
+    for a, b in ((all_seen.train, part.train), (all_seen.held_out, part.held_out)):
         for now, then in enumerate(was):
             assert np.array_equal(a.index[then], b.index[now])
             assert torch.equal(a.client(then).y, b.client(now).y)
@@ -49,8 +49,8 @@ def test_the_order_is_a_permutation_with_the_asked_number_last(clients: int, sha
     assert (np.diff(order[clients - hidden :]) > 0).all()
 
 
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=9), st.randoms())
-def test_picking_clients_is_reordering_lists(sizes: list[int], shuffled: object) -> None:
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=9))
+def test_picking_clients_is_reordering_lists(sizes: list[int]) -> None:
     rows = np.arange(sum(sizes))
     index = Index(rows, np.concatenate([[0], np.cumsum(sizes)]))
     order = np.array(sorted(range(len(sizes)), key=lambda k: (sizes[k], -k)))
@@ -75,7 +75,7 @@ def test_training_is_as_if_unseen_clients_were_not_there(method: str, sampling: 
         run(
             experiment(
                 method,
-                federation=one,
+                federation=data,
                 model=lambda: models.make("mlp", classes=10, inputs=(1, 8, 8), hidden=(8,)),
                 participation=0.4,
                 sampling=sampling,
@@ -84,7 +84,7 @@ def test_training_is_as_if_unseen_clients_were_not_there(method: str, sampling: 
                 ),
             )
         )
-        for one in (federation, cut)
+        for data in (federation, cut)
     ]
     thetas = [result.snapshot.server.theta for result in results]
     assert torch.equal(*thetas)
@@ -93,8 +93,8 @@ def test_training_is_as_if_unseen_clients_were_not_there(method: str, sampling: 
         assert record["clients/accuracy/clients"] == 10
         assert record["seen/accuracy/mean"] == short["clients/accuracy/mean"]
         assert record["unseen/accuracy/clients"] == 3
-        both = 0.7 * record["seen/accuracy/mean"] + 0.3 * record["unseen/accuracy/mean"]
-        assert record["clients/accuracy/mean"] == pytest.approx(both)
+        mean = 0.7 * record["seen/accuracy/mean"] + 0.3 * record["unseen/accuracy/mean"]
+        assert record["clients/accuracy/mean"] == pytest.approx(mean)
         assert "unseen/accuracy/mean" not in short
         for key in ("global/accuracy", "average/accuracy", "global/train_loss"):
             assert record.get(key) == short.get(key)
@@ -105,10 +105,10 @@ def test_centralised_training_leaves_unseen_clients_out() -> None:
     pooled = federation.pooled()
     assert pooled.train.index.sizes.tolist() == [federation.train.index.sizes[:8].sum()]
     assert pooled.held_out.index.sizes.tolist() == [federation.held_out.index.sizes.sum()]
-    made = Experiment(
+    centralised = Experiment(
         methods.make("centralised"), federation, lambda: models.make("logistic", classes=10, inputs=(1, 8, 8))
     )
-    assert run(dataclasses.replace(made, rounds=2)).history[-1]["cohort"] == 1
+    assert run(dataclasses.replace(centralised, rounds=2)).history[-1]["cohort"] == 1
 
 
 def test_bad_requests_get_one_sentence() -> None:

@@ -74,15 +74,15 @@ def test_what_is_written_never_goes_through_a_link(write: Callable[[Path], None]
             os.utime(path, (0, 0))  # the name of a folder's cache depends on it
     write(first)
     names = [path.relative_to(first) for path in first.rglob("*") if path.is_file()]
-    made = [name for name in names if not (second / name).exists()]
-    assert made
-    for name in made:
+    new_files = [name for name in names if not (second / name).exists()]
+    assert new_files
+    for name in new_files:
         part = f".{name.name}.{platform.node()}-{os.getpid()}.part"
         (second / name).with_name(part).symlink_to(victim)
     write(second)
     assert victim.read_text() == "precious"
     assert sorted(path.name for path in second.rglob("*.part")) == []
-    assert all((second / name).read_bytes()[:4] == (first / name).read_bytes()[:4] for name in made)
+    assert all((second / name).read_bytes()[:4] == (first / name).read_bytes()[:4] for name in new_files)
 
 
 def test_a_mapped_file_holds_what_numpy_reads(tmp_path: Path) -> None:
@@ -178,17 +178,17 @@ def test_a_csv_file_that_unpacks_to_more_than_memory_is_refused_while_it_is_read
     packed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 100,000 rows of two cells, four bytes each, none is a number of which there would be too many."""
-    path, given = tmp_path / f"t.csv{packed}", list[float]()
+    path, sizes = tmp_path / f"t.csv{packed}", list[float]()
     with get_handle(path, "wb", compression="infer", is_text=False) as file:
         file.handle.write(b"x,y\n" + 100_000 * b"0,1\n")  # pyright: ignore[reportArgumentType]
     assert len(read_frame(path)) == 100_000
     check = files.check_memory
     table = import_module("fedloom.data.sources.table")
-    monkeypatch.setattr(table, "check_memory", lambda title, needed: (given.append(needed), check(title, needed)))
+    monkeypatch.setattr(table, "check_memory", lambda title, size: (sizes.append(size), check(title, size)))
     monkeypatch.setattr(files, "memory", lambda: 1e6)
     with pytest.raises(DataError, match=r"t\.csv.* unpacked needs 0\.0 GB of memory, but there are 0\.0 GB"):
         read_frame(path)
-    assert max(given) == given[-1] < 1.6e6  # two numbers of eight bytes a row, of which a piece has 65,536
+    assert max(sizes) == sizes[-1] < 1.6e6  # two numbers of eight bytes a row, of which a piece has 65,536
 
 
 def npy(kind: str, shape: tuple[int, ...], data: bytes) -> bytes:
@@ -344,6 +344,6 @@ def test_images_may_have_any_name(tmp_path: Path) -> None:
 
 def test_items_of_three_fields_are_refused_with_their_fields() -> None:
     data = TensorDataset(torch.zeros(4, 2), torch.arange(4), torch.tensor([0, 1, 0, 1]))  # input, patient, diagnosis
-    for one in (data, Subset(data, range(4))):
+    for items in (data, Subset(data, range(4))):
         with pytest.raises(DataError, match=r"have 3 fields \(0: a Tensor of shape .*give pairs \(input, target\)"):
-            as_source(one)
+            as_source(items)

@@ -39,10 +39,10 @@ def test_a_table_has_test_and_validation_samples_in_other_files(files: Path) -> 
     for split, name in ((federation.validation, "valid"), (federation.held_out, "test")):
         table = pd.read_csv(files / f"{name}.csv")
         for client, site in enumerate(federation.names):
-            own, rows = split.client(client), table[table["site"] == site.removeprefix("site ")]
-            assert len(own) == len(rows) > 0
-            np.testing.assert_allclose(own.x[:, 0], rows["x"], rtol=1e-6)
-            assert own.y.tolist() == (rows["label"] == "yes").astype(int).tolist()
+            samples, rows = split.client(client), table[table["site"] == site.removeprefix("site ")]
+            assert len(samples) == len(rows) > 0
+            np.testing.assert_allclose(samples.x[:, 0], rows["x"], rtol=1e-6)
+            assert samples.y.tolist() == (rows["label"] == "yes").astype(int).tolist()
     assert len(federation.test) == 30
 
 
@@ -51,8 +51,8 @@ def test_without_clients_of_their_own_validation_samples_are_dealt(files: Path) 
     federation = fl.data.federate(source, "iid", clients=4, held_out=0.0)
     assert len(federation.validation.index.rows) == 20
     assert len(federation.train.index.rows) == 60
-    apart = fl.data.federate(source, "iid", clients=4, held_out=0.0, validation=0.25)
-    assert (len(apart.validation.index.rows), len(apart.train.index.rows)) == (16, 44)
+    split_off = fl.data.federate(source, "iid", clients=4, held_out=0.0, validation=0.25)
+    assert (len(split_off.validation.index.rows), len(split_off.train.index.rows)) == (16, 44)
 
 
 @pytest.mark.filterwarnings("ignore:own data")
@@ -175,8 +175,8 @@ def test_validation_samples_that_a_source_keeps_apart(tmp_path: Path) -> None:
     arrays = {f"{part}_images": draw.integers(0, 256, (n, 28, 28), dtype=np.uint8) for part, n in sizes.items()}
     arrays |= {f"{part}_labels": draw.integers(0, 11, (n, 1)).astype(np.uint8) for part, n in sizes.items()}
     np.savez(tmp_path / "organcmnist.npz", **arrays)
-    made = {how: sources.make("organcmnist", root=tmp_path, validation=how) for how in (False, True, "apart")}
-    assert [len(one.train) for one in made.values()] == [40, 52, 40]
-    federation = fl.data.federate(made["apart"], "iid", clients=4)
+    by_setting = {how: sources.make("organcmnist", root=tmp_path, validation=how) for how in (False, True, "apart")}
+    assert [len(source.train) for source in by_setting.values()] == [40, 52, 40]
+    federation = fl.data.federate(by_setting["apart"], "iid", clients=4)
     assert len(federation.validation.index.rows) == 12
-    assert not len(fl.data.federate(made[False], "iid", clients=4).validation.index.rows)
+    assert not len(fl.data.federate(by_setting[False], "iid", clients=4).validation.index.rows)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from fedloom.base.errors import ConfigError, DataError
 from fedloom.base.rng import stream
-from fedloom.core.federation import Federation
 from fedloom.data import federate, from_tensors
 from fedloom.data.partitions import Acid, Alid, Niid1, Niid2
 from fedloom.data.sources import Source
@@ -130,8 +129,8 @@ def test_alid_is_acid_with_one_permutation_per_client_for_training_and_test() ->
     assert len(np.unique(names.numpy(), axis=0)) > 90
     for split in (alid.train, alid.held_out):
         for client in (0, 57):
-            mine = split.client(client)
-            assert torch.equal(mine.y, names[client, split.arrays.y[torch.from_numpy(split.index[client])]])
+            samples = split.client(client)
+            assert torch.equal(samples.y, names[client, split.arrays.y[torch.from_numpy(split.index[client])]])
     assert other.train.relabel is not None
     assert not torch.equal(names, other.train.relabel)
     assert len({f.provenance["fingerprint"] for f in (acid, alid, other)}) == 3
@@ -170,10 +169,9 @@ def test_pooled_alid_keeps_what_each_client_calls_its_samples() -> None:
     pooled = alid.pooled()
     assert len(pooled) == 1
     assert pooled.train.relabel is None
-    everyone: Federation = alid
-    for split, one, clients in ((everyone.train, pooled.train, 8), (everyone.held_out, pooled.held_out, 10)):
+    for split, pool, clients in ((alid.train, pooled.train, 8), (alid.held_out, pooled.held_out, 10)):
         y = torch.cat([split.client(k).y for k in range(clients)])
-        assert torch.equal(one.client(0).y, y)
+        assert torch.equal(pool.client(0).y, y)
     assert torch.equal(source.train.y, torch.arange(500) % 10)
 
 
@@ -186,9 +184,9 @@ def test_niid1_clients_hold_an_equal_part_of_the_categories(kind: tuple[int, int
     labels = np.arange(classes * max(20, 2 * clients * (classes // parts) // classes)) % classes
     index = Niid1(parts)(labels, clients, stream(seed, "partition"))
     assert np.array_equal(np.sort(index.rows), np.arange(len(labels)))
-    held = np.unique(index.owners * classes + labels[index.rows])
-    assert (np.bincount(held // classes, minlength=clients) == classes // parts).all()
-    holders = np.bincount(held % classes, minlength=classes)
+    pairs = np.unique(index.owners * classes + labels[index.rows])
+    assert (np.bincount(pairs // classes, minlength=clients) == classes // parts).all()
+    holders = np.bincount(pairs % classes, minlength=classes)
     assert holders.max() - holders.min() <= 1
     if clients == parts:
         assert (holders == 1).all()

@@ -38,7 +38,7 @@ import numpy as np
 
 from fedloom.base import rng
 from helpers import meta, robust, slots
-from helpers.personal import Pace, aligned
+from helpers.personal import Pace, local_aggregation
 from helpers.reference import FinalState, Vector, World
 
 Numbers = dict[int, Vector]
@@ -66,7 +66,7 @@ class Personal:
         self.world, self.own = world, {}
         self.sent = slice(0, world.body if self.head else None)
 
-    def whole(self, i: int, received: Vector) -> Vector:
+    def starting_model(self, i: int, received: Vector) -> Vector:
         """The model that a client starts from, whose loss mixings read."""
         return np.concatenate([received, self.own.get(i, self.world.start[len(received) :])])
 
@@ -76,7 +76,7 @@ class Personal:
 
     def begin(self, task: Task, visit: slots.Visit) -> Vector:
         """Where local steps start."""
-        return self.whole(visit.client, visit.received)
+        return self.starting_model(visit.client, visit.received)
 
     def work(self, task: Task, visit: slots.Visit, along: Along) -> Vector:
         w, pace, cut = self.begin(task, visit), Pace(self.world, visit.lr), len(visit.received)
@@ -97,20 +97,20 @@ class FedALA(Personal):
         self.weights: Numbers = {}
         self.times = dict.fromkeys(range(world.clients), 0)
 
-    def whole(self, i: int, received: Vector) -> Vector:
+    def starting_model(self, i: int, received: Vector) -> Vector:
         return received
 
     def begin(self, task: Task, visit: slots.Visit) -> Vector:
-        i, received, found = visit.client, visit.received, visit.received
+        i, received, start = visit.client, visit.received, visit.received
         free = np.ones(len(received), dtype=bool)
         if self.times[i]:
             before = self.weights.get(i, np.full(len(received), 0.7))
-            self.weights[i], found = aligned(
+            self.weights[i], start = local_aggregation(
                 self.world, i, task.round, received, self.own[i], before, free, self.times[i] == 1, task.before, 2.0,
                 0.6, 4, 0.0, 4,
             )  # fmt: skip
         self.times[i] += 1
-        return found
+        return start
 
     def work(self, task: Task, visit: slots.Visit, along: Along) -> Vector:
         self.own[visit.client] = super().work(task, visit, along)
@@ -129,7 +129,7 @@ class FedRep(Head):
 
     def work(self, task: Task, visit: slots.Visit, along: Along) -> Vector:
         pace, cut = Pace(self.world, visit.lr), len(visit.received)
-        w, h = np.split(self.whole(visit.client, visit.received), [cut])
+        w, h = np.split(self.starting_model(visit.client, visit.received), [cut])
         for number, rows in enumerate(task.batches):
             g = task.slope(np.concatenate([w, h]), rows)
             if len(task.batches) == 1:
@@ -145,7 +145,7 @@ class FedRep(Head):
 class Ditto(Personal):
     lam, initial = 0.6, False
 
-    def whole(self, i: int, received: Vector) -> Vector:
+    def starting_model(self, i: int, received: Vector) -> Vector:
         return received
 
     def work(self, task: Task, visit: slots.Visit, along: Along) -> Vector:
@@ -255,13 +255,13 @@ def received_loss(world: World, rules: Rules, w: Vector, i: int) -> float:
         return world.loss_on(w, rows)
     d, h = world.x.shape[1], world.width
     z, y = np.tanh(world.x[rows] @ w[: h * d].reshape(h, d).T + w[h * d : h * d + h]), world.y[rows]
-    known = np.unique(y)
-    far = -np.array([np.sum((z - z[y == k].mean(0)) ** 2, axis=1) for k in known]).T
-    apart = far - far[np.arange(len(y)), np.searchsorted(known, y)][:, None]
-    return float(np.mean(np.log(np.exp(apart).sum(1))))
+    classes = np.unique(y)
+    logits = -np.array([np.sum((z - z[y == k].mean(0)) ** 2, axis=1) for k in classes]).T
+    margins = logits - logits[np.arange(len(y)), np.searchsorted(classes, y)][:, None]
+    return float(np.mean(np.log(np.exp(margins).sum(1))))
 
 
-def trained(world: World, rules: Rules) -> tuple[Vector, dict[str, Any]]:
+def train(world: World, rules: Rules) -> tuple[Vector, dict[str, Any]]:
     """θ^T, and the rules of the stateful slots as they are then."""
     personal = rules.personal(world)
     theta = world.start[personal.sent]
@@ -269,7 +269,7 @@ def trained(world: World, rules: Rules) -> tuple[Vector, dict[str, Any]]:
     mixing = rules.mixing(world.n, world.cohort)
     for t, lr, who in world.schedule():
         sent = server.sent(theta)
-        losses = np.array([received_loss(world, rules, personal.whole(i, sent), i) for i in who])
+        losses = np.array([received_loss(world, rules, personal.starting_model(i, sent), i) for i in who])
         visits = []
         for i in who:
             task = task_of(world, rules, t, i, lr)
@@ -295,16 +295,16 @@ def trained(world: World, rules: Rules) -> tuple[Vector, dict[str, Any]]:
     return theta, {"drift": drift, "personal": personal, "server": server}
 
 
-def named(
-    slot: str = "mixing", rule: Any = slots.Mixing, *kept: str, equal: bool = False, mu: float = 0.0,
-    called: Mapping[str, str] = MappingProxyType({}), **defaults: Any,
+def oracle_with(
+    slot: str = "mixing", rule: Any = slots.Mixing, *state_names: str, equal: bool = False, mu: float = 0.0,
+    attributes: Mapping[str, str] = MappingProxyType({}), **defaults: Any,
 ) -> Callable[..., FinalState]:  # fmt: skip
     """The oracle of a method with one part of its own.
 
     Args:
         slot: of the part.
-        rule: the part's; a setting is its attribute of that name, or as it is ``called``.
-        kept: the server's states, and clients' as ``name=attribute``.
+        rule: the part's; a setting is its attribute of that name, or of the one in ``attributes``.
+        state_names: the server's states, and clients' as ``name=attribute``.
         equal: whether clients have the same weight, whatever their numbers of samples.
         mu: of the proximal term.
         defaults: of the settings.
@@ -314,11 +314,11 @@ def named(
         values = defaults | settings
         near = values.pop("mu", mu)
         sharp = tuple(values.pop(key, usual) for key, usual in SHARP.items())
-        own = type(rule.__name__, (rule,), {called.get(key, key): value for key, value in values.items()})
-        rules = Rules(**({"mixing": slots.Uniform} if equal else {}) | {slot: own}, mu=near, sharp=sharp)
-        theta, parts = trained(replace(world, cohort=world.clients) if rules.mixing.everyone else world, rules)
+        part = type(rule.__name__, (rule,), {attributes.get(key, key): value for key, value in values.items()})
+        rules = Rules(**({"mixing": slots.Uniform} if equal else {}) | {slot: part}, mu=near, sharp=sharp)
+        theta, parts = train(replace(world, cohort=world.clients) if rules.mixing.everyone else world, rules)
         states = {}
-        for name, _, attribute in (one.partition("=") for one in kept):
+        for name, _, attribute in (state_name.partition("=") for state_name in state_names):
             value = getattr(parts[slot], attribute or name)
             clients = value.items() if attribute else ()
             states |= {f"client {i}/{slot}/{name}": v for i, v in clients} or {f"server/{slot}/{name}": value}
@@ -327,44 +327,44 @@ def named(
     return oracle
 
 
-MOMENTS = {"called": {"momentum": "beta1"}, "lr": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3}
-STALE = {"called": {"momentum": "beta1", "server_lr": "lr", "alpha": "lr"}, "beta1": 0.0}
+MOMENTS = {"attributes": {"momentum": "beta1"}, "lr": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3}
+STALE = {"attributes": {"momentum": "beta1", "server_lr": "lr", "alpha": "lr"}, "beta1": 0.0}
 ORACLES = {
-    "fedprox": named(mu=0.01),
-    "scaffold": named("drift", slots.Scaffold, "c", "c=own", equal=True),
-    "feddyn": named("drift", slots.FedDyn, "h", "h=own", equal=True, alpha=0.01),
-    "fednova": named("drift", slots.FedNova),
-    "fedcm": named("drift", slots.FedCM, "direction", alpha=0.1),
-    "fedsam": named(rho=0.05),
-    "mofedsam": named("drift", slots.FedCM, "direction", alpha=0.1, rho=0.05),
-    "fedgamma": named("drift", slots.Scaffold, "c", "c=own", equal=True, rho=0.05),
-    "fedspeed": named("drift", slots.FedDC, "h=h", equal=True, alpha=10.0, gradient=False, rho=0.1, unit=False),
-    "feddc": named("drift", slots.FedDC, "g", "g=own", "h=h", equal=True, alpha=0.01, average_over_all=True),
-    "fedsplit": named("drift", slots.FedSplit, "z=moved", equal=True, s=10.0, active=False),
-    "mifa": named("drift", slots.MIFA, "h", "h=own", equal=True),
-    "ca2fl": named("drift", slots.Cached, "h", "h=own", equal=True),
-    "dcasgd": named("drift", slots.Drift, equal=True, lam=0.04),  # in rounds nothing is stale
-    "fedbuff": named("server", slots.Momentum, "m", equal=True, **STALE | {"lr": 1.0}),
-    "fedasync": named("server", slots.Momentum, "m", mu=0.005, **STALE | {"lr": 0.6}),
-    "ditto": named("personal", Ditto, "private=own", lam=0.1),
-    "fedavgm": named("server", slots.Momentum, "m", **MOMENTS | {"lr": 1.0}),
-    "fedacg": named("server", slots.Accelerated, "m", equal=True, mu=0.002, **STALE | {"lr": 1.0, "beta1": 0.85}),
-    "fedadam": named("server", slots.Adam, "m", "v", **MOMENTS),
-    "fedyogi": named("server", slots.Yogi, "m", "v", **MOMENTS),
-    "fedadagrad": named("server", slots.Adagrad, "m", "v", **MOMENTS | {"lr": 0.1, "beta1": 0.0}),
-    "fedexp": named("server", slots.Exp, equal=True, eps=1e-3),
-    "term": named("mixing", slots.Term, lam=1.0),
-    "q_ffl": named("mixing", slots.QFFL, q=1.0),
-    "fedmgda": named("mixing", slots.FedMGDA, eps=0.1, lr=1.0),
-    "afl": named("mixing", slots.AFL, step=0.1),
-    "aaggff_s": named("mixing", slots.AAggFFS),
-    "aaggff_d": named("mixing", slots.AAggFFD),
-    "coordinate_median": named("mixing", robust.CoordinateMedian),
-    "trimmed_mean": named("mixing", robust.TrimmedMean, trim=0.2),
-    "krum": named("mixing", robust.Krum, hostile=0.2, selected=1),
-    "multi_krum": named("mixing", robust.Krum, hostile=0.2, selected=None),
-    "rfa": named("mixing", robust.GeometricMedian, steps=3),
-    "centred_clipping": named("mixing", robust.CentredClipping, radius=1.0, steps=1),
-    "norm_bounding": named("mixing", robust.NormBounding, radius=1.0),
-    "fltrust": named("mixing", robust.FLTrust),
+    "fedprox": oracle_with(mu=0.01),
+    "scaffold": oracle_with("drift", slots.Scaffold, "c", "c=own", equal=True),
+    "feddyn": oracle_with("drift", slots.FedDyn, "h", "h=own", equal=True, alpha=0.01),
+    "fednova": oracle_with("drift", slots.FedNova),
+    "fedcm": oracle_with("drift", slots.FedCM, "direction", alpha=0.1),
+    "fedsam": oracle_with(rho=0.05),
+    "mofedsam": oracle_with("drift", slots.FedCM, "direction", alpha=0.1, rho=0.05),
+    "fedgamma": oracle_with("drift", slots.Scaffold, "c", "c=own", equal=True, rho=0.05),
+    "fedspeed": oracle_with("drift", slots.FedDC, "h=h", equal=True, alpha=10.0, gradient=False, rho=0.1, unit=False),
+    "feddc": oracle_with("drift", slots.FedDC, "g", "g=own", "h=h", equal=True, alpha=0.01, average_over_all=True),
+    "fedsplit": oracle_with("drift", slots.FedSplit, "z=moved", equal=True, s=10.0, active=False),
+    "mifa": oracle_with("drift", slots.MIFA, "h", "h=own", equal=True),
+    "ca2fl": oracle_with("drift", slots.Cached, "h", "h=own", equal=True),
+    "dcasgd": oracle_with("drift", slots.Drift, equal=True, lam=0.04),  # in rounds nothing is stale
+    "fedbuff": oracle_with("server", slots.Momentum, "m", equal=True, **STALE | {"lr": 1.0}),
+    "fedasync": oracle_with("server", slots.Momentum, "m", mu=0.005, **STALE | {"lr": 0.6}),
+    "ditto": oracle_with("personal", Ditto, "private=own", lam=0.1),
+    "fedavgm": oracle_with("server", slots.Momentum, "m", **MOMENTS | {"lr": 1.0}),
+    "fedacg": oracle_with("server", slots.Accelerated, "m", equal=True, mu=0.002, **STALE | {"lr": 1.0, "beta1": 0.85}),
+    "fedadam": oracle_with("server", slots.Adam, "m", "v", **MOMENTS),
+    "fedyogi": oracle_with("server", slots.Yogi, "m", "v", **MOMENTS),
+    "fedadagrad": oracle_with("server", slots.Adagrad, "m", "v", **MOMENTS | {"lr": 0.1, "beta1": 0.0}),
+    "fedexp": oracle_with("server", slots.Exp, equal=True, eps=1e-3),
+    "term": oracle_with("mixing", slots.Term, lam=1.0),
+    "q_ffl": oracle_with("mixing", slots.QFFL, q=1.0),
+    "fedmgda": oracle_with("mixing", slots.FedMGDA, eps=0.1, lr=1.0),
+    "afl": oracle_with("mixing", slots.AFL, step=0.1),
+    "aaggff_s": oracle_with("mixing", slots.AAggFFS),
+    "aaggff_d": oracle_with("mixing", slots.AAggFFD),
+    "coordinate_median": oracle_with("mixing", robust.CoordinateMedian),
+    "trimmed_mean": oracle_with("mixing", robust.TrimmedMean, trim=0.2),
+    "krum": oracle_with("mixing", robust.Krum, hostile=0.2, selected=1),
+    "multi_krum": oracle_with("mixing", robust.Krum, hostile=0.2, selected=None),
+    "rfa": oracle_with("mixing", robust.GeometricMedian, steps=3),
+    "centred_clipping": oracle_with("mixing", robust.CentredClipping, radius=1.0, steps=1),
+    "norm_bounding": oracle_with("mixing", robust.NormBounding, radius=1.0),
+    "fltrust": oracle_with("mixing", robust.FLTrust),
 }

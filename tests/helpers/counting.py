@@ -23,7 +23,7 @@ def calls(work: Callable[[], T]) -> tuple[T, int]:
     before = sys.getprofile()
     sys.setprofile(note)
     try:
-        found = work()
+        result = work()
     finally:
         sys.setprofile(before)
-    return found, count
+    return result, count

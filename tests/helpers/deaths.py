@@ -52,7 +52,7 @@ def go_on(experiment: Experiment, out: Path, **settings: Any) -> RunResult:
         return run(experiment, out, **settings)
 
 
-class Died(BaseException):
+class Death(BaseException):
     """The end of a process, within this one."""
 
 
@@ -62,12 +62,12 @@ def end() -> None:
 
 def die_at(operation: int, die: Callable[[], object] = end, put: Callable[..., object] = setattr) -> None:
     """From now on, die at the nth write, rename or removal of this process, in the middle of a write."""
-    seen = 0
+    count = 0
 
     def over() -> bool:
-        nonlocal seen
-        seen += 1
-        return seen >= operation
+        nonlocal count
+        count += 1
+        return count >= operation
 
     def before(module: Any, name: str) -> None:
         original = getattr(module, name)
@@ -83,7 +83,7 @@ def die_at(operation: int, die: Callable[[], object] = end, put: Callable[..., o
 
     def half(path: Path, blob: bytes) -> None:
         if over():
-            if seen == operation:
+            if count == operation:
                 path.write_bytes(blob[: len(blob) // 2])
             die()
         write(path, blob)
@@ -101,13 +101,13 @@ def dies_at(operation: int, action: Callable[[], object]) -> bool:
     """
 
     def die() -> None:
-        raise Died
+        raise Death
 
     with pytest.MonkeyPatch.context() as patch:
         die_at(operation, die, patch.setattr)
         try:
             action()
-        except Died:
+        except Death:
             return True
     return False
 
@@ -122,7 +122,7 @@ def contents(out: Path) -> dict[str, Any]:
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     summary = json.loads((out / "summary.json").read_text())
     summary.pop("seconds")
-    found: dict[str, Any] = {
+    content: dict[str, Any] = {
         "metrics": [{k: v for k, v in record.items() if k != "seconds"} for record in records],
         "model": (out / "model.safetensors").read_bytes(),
         "summary": summary,
@@ -131,37 +131,37 @@ def contents(out: Path) -> dict[str, Any]:
     for name in ("clients", "mixing"):
         if (out / f"{name}.parquet").exists():
             table = pq.read_table(out / f"{name}.parquet")
-            found[name] = {column: table[column].to_numpy().tolist() for column in table.column_names}
+            content[name] = {column: table[column].to_numpy().tolist() for column in table.column_names}
     last = checkpoint.available(out / "checkpoint")[-1]
     elsewhere = {"manifest.json", *(f"{kind}.safetensors" for kind in KINDS)}  # how states are distributed over files
     plain = {path.name: path.read_bytes() for path in sorted(last.iterdir()) if path.name not in elsewhere}
     facts = json.loads((last / "manifest.json").read_text())["facts"]
-    found["last checkpoint"] = plain | {"facts": facts, "states": states_in(last)}
-    return found
+    content["last checkpoint"] = plain | {"facts": facts, "states": states_in(last)}
+    return content
 
 
 def indices(path: Path) -> dict[str, tuple[dict[str, list[Any]], list[str]]]:
     """The indices of a checkpoint, read by hand: columns, and names of the files, by kind."""
-    found = {}
+    by_kind = {}
     for kind in KINDS:
         if (path / f"{kind}.safetensors").exists():
             index = {k: v.tolist() for k, v in load((path / f"{kind}.safetensors").read_bytes()).items()}
             digests = [bytes(row).hex()[:12] for row in index["sha256"]]
             names = [f"{kind}/{t:06d}-{d}.safetensors" for t, d in zip(index["round"], digests, strict=True)]
-            found[kind] = index, names
-    return found
+            by_kind[kind] = index, names
+    return by_kind
 
 
 def states_in(path: Path) -> dict[str, bytes]:
     """Every tensor of the states and last models of a checkpoint, read by hand."""
-    found = {}
+    tensors = {}
     for kind, (index, names) in indices(path).items():
-        held = [load((path.parents[1] / name).read_bytes()) for name in names]
+        files = [load((path.parents[1] / name).read_bytes()) for name in names]
         for client, at in zip(index["client"], index["file"], strict=True):
-            mine = {k: v for k, v in held[at].items() if k.startswith(f"{client}/")}
-            assert mine, f"{names[at]} lacks client {client}"
-            found |= {f"{kind}/{k}": v.reshape(-1).view(torch.uint8).numpy().tobytes() for k, v in mine.items()}
-    return found
+            state = {k: v for k, v in files[at].items() if k.startswith(f"{client}/")}
+            assert state, f"{names[at]} lacks client {client}"
+            tensors |= {f"{kind}/{k}": v.reshape(-1).view(torch.uint8).numpy().tobytes() for k, v in state.items()}
+    return tensors
 
 
 def assert_same_contents(a: dict[str, Any], b: dict[str, Any]) -> None:

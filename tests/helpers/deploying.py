@@ -27,9 +27,9 @@ SMALL = (
 
 def small(*words: str) -> list[str]:
     """A small configuration, with other words; a model has none of the usual one's settings, a cohort its own size."""
-    given = {word.partition("=")[0] for word in words}
+    keys = {word.partition("=")[0] for word in words}
     instead = {"model": "model.", "cohort": "participation="}
-    left_out = tuple(start for key, start in instead.items() if key in given)
+    left_out = tuple(start for key, start in instead.items() if key in keys)
     return [*(word for word in SMALL if not word.startswith(left_out)), *words]
 
 
@@ -110,15 +110,15 @@ class Scripted(InProcess):
     def send(self, requests: Mapping[str, NodeRequest]) -> None:
         for name, request in requests.items():
             super().send({name: request})
-            order, spent = Order.read(request.order, 10**9), 0.0
+            order, duration = Order.read(request.order, 10**9), 0.0
             if WORK in order.do:
-                spent = self.seconds(order.assignment["client"], read_broadcast(request.broadcast, 10**9).round)
-            self.coming += [(self.clock + spent, delivered) for delivered in super().receive(0)]
+                duration = self.seconds(order.assignment["client"], read_broadcast(request.broadcast, 10**9).round)
+            self.coming += [(self.clock + duration, delivered) for delivered in super().receive(0)]
 
     def receive(self, seconds: float) -> list[Delivered]:
         self.clock = min([self.clock + seconds, *(time for time, _ in self.coming)])
         arrived = [delivered for time, delivered in self.coming if time <= self.clock]
-        self.coming = [one for one in self.coming if one[0] > self.clock]
+        self.coming = [(time, delivered) for time, delivered in self.coming if time > self.clock]
         return arrived
 
     def keeps_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,21 +127,21 @@ class Scripted(InProcess):
             monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.clock))
 
 
-def scripted_nodes(made: Config, folder: Path, seconds: Callable[[int, int], float]) -> Scripted:
+def scripted_nodes(settings: Config, folder: Path, seconds: Callable[[int, int], float]) -> Scripted:
     """A transport to nodes whose work takes the time of a script."""
-    return Scripted(in_process(made, folder).nodes, seconds=seconds)
+    return Scripted(in_process(settings, folder).nodes, seconds=seconds)
 
 
-def in_process(made: Config, folder: Path) -> InProcess:
+def in_process(settings: Config, folder: Path) -> InProcess:
     """A transport to nodes that hold the clients of a configuration."""
-    paths = split_for_nodes(made, folder / "data")
+    paths = split_for_nodes(settings, folder / "data")
     return InProcess({path.stem: Node(str(path), folder / "state" / path.stem) for path in paths})
 
 
 def node_and_last_order(*words: str, folder: Path) -> tuple[Node, Order, bytes]:
     """A node of a run, the last order to it, which it has answered, and the broadcast with it."""
-    transport = in_process(made := config(*words), folder)
-    server.run(server.Recipe.of(made), transport, 4)
+    transport = in_process(settings := config(*words), folder)
+    server.run(server.Recipe.of(settings), transport, 4)
     transport.close()
     node = transport.nodes["node-0"]
     assert node is not None

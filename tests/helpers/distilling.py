@@ -24,8 +24,8 @@ class Problem(NamedTuple):
 
     def experiment(self, method: Distiller, **settings: object) -> DistillExperiment:
         """A run in double precision, few passes, unless said otherwise."""
-        chosen: dict[str, object] = {"epochs": 4, "training": SGDConfig(batch_size=16, lr=0.05), "dtype": "float64"}
-        return DistillExperiment(method, self.data, self.student, self.teacher, **(chosen | settings))  # type: ignore[arg-type]
+        defaults: dict[str, object] = {"epochs": 4, "training": SGDConfig(batch_size=16, lr=0.05), "dtype": "float64"}
+        return DistillExperiment(method, self.data, self.student, self.teacher, **(defaults | settings))  # type: ignore[arg-type]
 
 
 def blobs(shape: tuple[int, ...], count: int, seed: int) -> Arrays:
@@ -44,7 +44,7 @@ def splits(shape: tuple[int, ...]) -> Splits:
     return Splits(train, validation, test)
 
 
-def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+def model_from_seed(make: Callable[[], nn.Module], seed: int) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return make().double()
@@ -53,7 +53,9 @@ def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
 def vectors() -> Problem:
     """Perceptrons on vectors."""
     wide = partial(models.make, "mlp", classes=3, inputs=(5,), hidden=(12, 8))
-    return Problem(splits((5,)), seeded(wide, 0), partial(models.make, "mlp", classes=3, inputs=(5,), hidden=(4,)))
+    return Problem(
+        splits((5,)), model_from_seed(wide, 0), partial(models.make, "mlp", classes=3, inputs=(5,), hidden=(4,))
+    )
 
 
 def images() -> Problem:
@@ -61,7 +63,7 @@ def images() -> Problem:
     kind = {"classes": 3, "inputs": (1, 8, 8), "norm": "batch"}
     wide = partial(residual, "wide", 6, (6, 10), (1, 1), **kind)
     narrow = partial(residual, "narrow", 3, (3, 4), (1, 1), **kind)
-    return Problem(splits((1, 8, 8)), seeded(wide, 0), narrow)
+    return Problem(splits((1, 8, 8)), model_from_seed(wide, 0), narrow)
 
 
 def weights(model: nn.Module) -> Tensor:

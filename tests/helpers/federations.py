@@ -17,18 +17,18 @@ FEATURES, CLASSES = 4, 3
 
 def federation(arrays: Arrays, lists: Sequence[Sequence[int]], test: Arrays, held_out: int = 2) -> Federation:
     """Clients with the given training rows; each with ``held_out`` test samples, dealt in turn."""
-    own = [[(held_out * i + j) % max(len(test), 1) for j in range(held_out)] for i in range(len(lists))]
+    test_rows = [[(held_out * i + j) % max(len(test), 1) for j in range(held_out)] for i in range(len(lists))]
     nothing = Index.of([[] for _ in lists])
     return Federation(
         Split(arrays, Index.of(lists)),
         Split(test, nothing),
-        Split(test, Index.of(own)),
+        Split(test, Index.of(test_rows)),
         test,
         unlabelled=Unlabelled(test.x),
     )
 
 
-def dealt(sizes: Sequence[int], seed: int = 0) -> list[np.ndarray]:
+def deal_rows(sizes: Sequence[int], seed: int = 0) -> list[np.ndarray]:
     """Row numbers 0 .. sum(sizes) - 1 in random order, cut to the sizes."""
     rows = np.random.default_rng(seed).permutation(sum(sizes))
     return np.split(rows, np.cumsum(sizes)[:-1])
@@ -44,7 +44,7 @@ def classes(
     """Classification: every client has its own mean and its own mixture of labels."""
     draw = np.random.default_rng(seed)
     total = sum(sizes)
-    lists = dealt(sizes, seed)
+    lists = deal_rows(sizes, seed)
     x = draw.normal(size=(total, *shape))
     y = np.zeros(total, dtype=np.int64)
     for number, rows in enumerate(lists):
@@ -54,7 +54,7 @@ def classes(
     return federation(Arrays(torch.tensor(x, dtype=dtype), torch.tensor(y), labels), lists, test)
 
 
-def as_images(given: Federation) -> Federation:
+def as_images(original: Federation) -> Federation:
     """The same samples with vectors [d] as images [d, 1, 1], which can be augmented."""
 
     def image(x: torch.Tensor) -> torch.Tensor:
@@ -63,10 +63,10 @@ def as_images(given: Federation) -> Federation:
     def change(arrays: Arrays) -> Arrays:
         return replace(arrays, x=image(arrays.x))
 
-    splits = {name: getattr(given, name) for name in ("train", "validation", "held_out")}
+    splits = {name: getattr(original, name) for name in ("train", "validation", "held_out")}
     moved = {name: replace(split, arrays=change(split.arrays)) for name, split in splits.items()}
-    hidden = given.unlabelled
-    return replace(given, test=change(given.test), unlabelled=hidden and Unlabelled(image(hidden.x)), **moved)
+    hidden = original.unlabelled
+    return replace(original, test=change(original.test), unlabelled=hidden and Unlabelled(image(hidden.x)), **moved)
 
 
 @dataclass(frozen=True)
@@ -91,15 +91,15 @@ def regression(x: Sequence[np.ndarray], y: Sequence[np.ndarray]) -> Federation:
     return federation(arrays, lists, arrays, held_out=1)
 
 
-def with_validation(shift: float = 0.0, other: int | None = None) -> Federation:
-    """Two rows of each client set aside, their inputs moved by ``shift``; client ``other``'s training rows moved."""
-    given = classes()
-    lists = [given.train.index[i] for i in range(len(SIZES))]
-    train, kept = Index.of([rows[2:] for rows in lists]), Index.of([rows[:2] for rows in lists])
-    arrays = given.train.arrays
+def with_validation(shift: float = 0.0, moved_client: int | None = None) -> Federation:
+    """Two rows of each client set aside, their inputs moved by ``shift``; ``moved_client``'s training rows too."""
+    original = classes()
+    lists = [original.train.index[i] for i in range(len(SIZES))]
+    train, validation = Index.of([rows[2:] for rows in lists]), Index.of([rows[:2] for rows in lists])
+    arrays = original.train.arrays
     x = arrays.x.clone()
-    x[torch.from_numpy(kept.rows)] += shift
-    if other is not None:
-        x[torch.from_numpy(train[other])] += 1.0
+    x[torch.from_numpy(validation.rows)] += shift
+    if moved_client is not None:
+        x[torch.from_numpy(train[moved_client])] += 1.0
     arrays = replace(arrays, x=x)
-    return replace(given, train=Split(arrays, train), validation=Split(arrays, kept))
+    return replace(original, train=Split(arrays, train), validation=Split(arrays, validation))

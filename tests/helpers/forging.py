@@ -18,12 +18,12 @@ Change = Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
 def forge_checkpoint(out: Path, kind: str, change: Change, facts: Mapping[str, Any] | None = None) -> Path:
     """The last checkpoint with other tensors in a file, or in each client's state where it has an index of these."""
     last = checkpoint.load(checkpoint.available(out / "checkpoint")[-1])
-    kept = dict(last.tensors[kind])
+    tensors = dict(last.tensors[kind])
     if (out / kind).is_dir():
-        held = StateStore(StateFolder(out / kind)).open(kept)
-        held.put({client: nested(change(flat(state))) for client, state in held}, last.round)
-        kept = held.save(last.round)
+        store = StateStore(StateFolder(out / kind)).open(tensors)
+        store.put({client: nested(change(flat(state))) for client, state in store}, last.round)
+        tensors = store.save(last.round)
     else:
-        kept = dict(change(kept))
-    other = replace(last, tensors={**last.tensors, kind: kept}, facts={**last.facts, **(facts or {})})
-    return checkpoint.save(out / "checkpoint", other, 3)
+        tensors = dict(change(tensors))
+    forgery = replace(last, tensors={**last.tensors, kind: tensors}, facts={**last.facts, **(facts or {})})
+    return checkpoint.save(out / "checkpoint", forgery, 3)

@@ -77,18 +77,18 @@ def generative_net(method: Method, linear: bool = False) -> Callable[[], nn.Modu
     return lambda: fixed(kind(term.latent, nn.Identity() if linear else nn.Tanh()), SEED, SCALE)
 
 
-def labelled(x: Vector, y: Vector) -> Vector:
+def with_labels(x: Vector, y: Vector) -> Vector:
     return np.concatenate([x, np.eye(CLASSES)[y]], axis=1)
 
 
-def through(theta: Vector, h: Vector, at_output: Vector) -> Vector:
+def input_gradient(theta: Vector, h: Vector, at_output: Vector) -> Vector:
     """The gradient at a network's inputs [N, d], without that at their labels."""
     a, _, w2 = forward(theta, h, WIDTH)
     w1 = theta[: h.shape[1] * WIDTH].reshape(WIDTH, h.shape[1])
     return ((at_output @ w2 * (1 - a**2)) @ w1)[:, :-CLASSES]
 
 
-def said(theta: Vector, h: Vector) -> Vector:
+def outputs(theta: Vector, h: Vector) -> Vector:
     return forward(theta, h, WIDTH)[1]
 
 
@@ -101,7 +101,7 @@ def length(into: int, out: int) -> int:
     return (into + CLASSES + 1) * WIDTH + (WIDTH + 1) * out
 
 
-def averaged(
+def fedavg_along(
     world: World, start: Vector, gradient: Callable[[Vector, Vector, np.random.Generator], Vector]
 ) -> FinalState:
     """FedAvg from ``start`` along gradient(θ, rows, random numbers of the step)."""
@@ -127,21 +127,21 @@ def fedcvae(
 
     def gradient(w: Vector, rows: Vector, draws: np.random.Generator) -> Vector:
         x, y, eps = world.x[rows], world.y[rows], draws.normal(size=(len(rows), latent))
-        encoder, decoder, h = w[:cut], w[cut:], labelled(world.x[rows], world.y[rows])
-        mean, logvar = np.split(said(encoder, h), 2, axis=1)
+        encoder, decoder, h = w[:cut], w[cut:], with_labels(world.x[rows], world.y[rows])
+        mean, logvar = np.split(outputs(encoder, h), 2, axis=1)
         deviation = np.exp(logvar / 2)
-        g = labelled((mean + deviation * eps) / sqrt(latent), y)
-        made = sigmoid(said(decoder, g))
-        at_r = made - x
+        g = with_labels((mean + deviation * eps) / sqrt(latent), y)
+        reconstruction = sigmoid(outputs(decoder, g))
+        at_r = reconstruction - x
         if likelihood == "gaussian":
-            at_r = at_r * made * (1 - made) / variance
-        at_z = through(decoder, g, at_r) / sqrt(latent)
+            at_r = at_r * reconstruction * (1 - reconstruction) / variance
+        at_z = input_gradient(decoder, g, at_r) / sqrt(latent)
         at_logvar = at_z * eps * deviation / 2 + beta * (deviation**2 - 1) / 2
         at_encoder = np.concatenate([at_z + beta * mean, at_logvar], axis=1)
         slopes = backward(encoder, h, WIDTH, at_encoder), backward(decoder, g, WIDTH, at_r)
         return np.concatenate(slopes) / len(rows)
 
-    return averaged(world, flat(fixed(DenseVAE(latent, nn.Tanh()), SEED, SCALE)), gradient)
+    return fedavg_along(world, flat(fixed(DenseVAE(latent, nn.Tanh()), SEED, SCALE)), gradient)
 
 
 def fedcgan(world: World, latent: int = 100, labels: str = "own", speed: float = 1.0) -> FinalState:
@@ -151,14 +151,14 @@ def fedcgan(world: World, latent: int = 100, labels: str = "own", speed: float =
     def gradient(w: Vector, rows: Vector, draws: np.random.Generator) -> Vector:
         z, y = draws.normal(size=(len(rows), latent)), world.y[rows]
         y = y if labels == "own" else draws.integers(CLASSES, size=len(rows))
-        maker, judge, h = w[:cut], w[cut:], labelled(z / sqrt(latent), y)
-        real, made = labelled(world.x[rows], world.y[rows]), labelled(said(maker, h), y)
-        of_real, of_made = said(judge, real), said(judge, made)
-        at_judge = backward(judge, real, WIDTH, -sigmoid(-of_real)) + backward(judge, made, WIDTH, sigmoid(of_made))
-        at_maker = speed * backward(maker, h, WIDTH, through(judge, made, -sigmoid(-of_made)))
+        maker, judge, h = w[:cut], w[cut:], with_labels(z / sqrt(latent), y)
+        real, fake = with_labels(world.x[rows], world.y[rows]), with_labels(outputs(maker, h), y)
+        of_real, of_fake = outputs(judge, real), outputs(judge, fake)
+        at_judge = backward(judge, real, WIDTH, -sigmoid(-of_real)) + backward(judge, fake, WIDTH, sigmoid(of_fake))
+        at_maker = speed * backward(maker, h, WIDTH, input_gradient(judge, fake, -sigmoid(-of_fake)))
         return np.concatenate([at_maker, at_judge]) / len(rows)
 
-    return averaged(world, flat(fixed(DenseGAN(latent, nn.Tanh()), SEED, SCALE)), gradient)
+    return fedavg_along(world, flat(fixed(DenseGAN(latent, nn.Tanh()), SEED, SCALE)), gradient)
 
 
 ORACLES: dict[str, Callable[..., FinalState]] = {f.__name__: f for f in (fedcvae, fedcgan)}

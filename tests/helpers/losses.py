@@ -43,11 +43,11 @@ def teacher_logits(x: Vector) -> Vector:
     return forward(np.concatenate(parameters), x, len(parameters[1]))[1]
 
 
-def turned(z: Vector, to: Vector) -> tuple[Vector, Vector]:
+def cosine_and_slope(z: Vector, to: Vector) -> tuple[Vector, Vector]:
     """cos(z, to) of each row, and its gradient at z."""
-    long, other = np.sqrt((z**2).sum(1, keepdims=True)), np.sqrt((to**2).sum(1, keepdims=True))
-    cos = (z * to).sum(1, keepdims=True) / (long * other)
-    return cos[:, 0], to / (long * other) - cos * z / long**2
+    z_norm, to_norm = np.sqrt((z**2).sum(1, keepdims=True)), np.sqrt((to**2).sum(1, keepdims=True))
+    cos = (z * to).sum(1, keepdims=True) / (z_norm * to_norm)
+    return cos[:, 0], to / (z_norm * to_norm) - cos * z / z_norm**2
 
 
 def moon(world: World, mu: float = 0.1, tau: float = 0.5) -> FinalState:
@@ -57,12 +57,12 @@ def moon(world: World, mu: float = 0.1, tau: float = 0.5) -> FinalState:
         models = {}
         for i in cohort:
             batches = iter(world.local.batches(world.federation.train.index[i], world.seed, t, i))
-            others = theta, previous.get(i, theta)
+            anchors = theta, previous.get(i, theta)
 
-            def correct(g: Vector, w: Vector, batches=batches, others=others) -> Vector:
+            def correct(g: Vector, w: Vector, batches=batches, anchors=anchors) -> Vector:
                 x = world.x[next(batches)]
-                z, there, before = (forward(v, x, world.width)[0] for v in (w, *others))
-                (glob, to_glob), (prev, to_prev) = turned(z, there), turned(z, before)
+                z, there, before = (forward(v, x, world.width)[0] for v in (w, *anchors))
+                (glob, to_glob), (prev, to_prev) = cosine_and_slope(z, there), cosine_and_slope(z, before)
                 push = 1 / (1 + np.exp((glob - prev) / tau))
                 pull = mu / tau / len(x) * push[:, None] * (to_prev - to_glob)
                 return g + backward(w, x, world.width, 0.0, pull)
@@ -87,9 +87,9 @@ def fedntd(world: World, beta: float = 1.0, tau: float = 1.0) -> FinalState:
                 here, there = (forward(v, x, world.width)[1] for v in (w, at))
                 push = np.zeros_like(here)
                 for row in range(len(rows)):
-                    others = np.delete(np.arange(here.shape[1]), y[row])
-                    own, kept = (softmax(o[row : row + 1, others] / tau)[0] for o in (here, there))
-                    push[row, others] = beta * tau * (own - kept) / len(rows)
+                    other_classes = np.delete(np.arange(here.shape[1]), y[row])
+                    p, p_global = (softmax(o[row : row + 1, other_classes] / tau)[0] for o in (here, there))
+                    push[row, other_classes] = beta * tau * (p - p_global) / len(rows)
                 return g + backward(w, x, world.width, push)
 
             models[i], _ = world.train(theta, i, t, rate, correct)
@@ -97,7 +97,7 @@ def fedntd(world: World, beta: float = 1.0, tau: float = 1.0) -> FinalState:
     return FinalState(theta)
 
 
-def shifted(
+def fedavg_with_logit_shift(
     world: World, shift: Callable[[Vector], Vector], scale: Callable[[Vector], Vector] = np.ones_like
 ) -> FinalState:
     """FedAvg on the cross entropy of scale(n) o + shift(n), n the client's samples of each class, at least 1e-8."""
@@ -106,29 +106,29 @@ def shifted(
     def gradient(w: Vector, rows: Vector, t: int, client: int, step: int) -> Vector:
         n = np.maximum(np.bincount(world.y[world.federation.train.index[client]], minlength=classes), 1e-8)
         o = forward(w, world.x[rows], world.width)[1] * scale(n) + shift(n)
-        return backward(w, world.x[rows], world.width, labels(world, rows, o) * scale(n))
+        return backward(w, world.x[rows], world.width, cross_entropy_gradient(world, rows, o) * scale(n))
 
-    return trained(world, gradient)
+    return fedavg_along(world, gradient)
 
 
 def fedlc(world: World, tau: float = 1.0) -> FinalState:
-    return shifted(world, lambda n: -tau / np.sqrt(np.sqrt(n)))
+    return fedavg_with_logit_shift(world, lambda n: -tau / np.sqrt(np.sqrt(n)))
 
 
 def fedrs(world: World, alpha: float = 0.5) -> FinalState:
-    return shifted(world, np.zeros_like, lambda n: np.where(n > 0.5, 1.0, alpha))
+    return fedavg_with_logit_shift(world, np.zeros_like, lambda n: np.where(n > 0.5, 1.0, alpha))
 
 
 def fedrod(world: World, gamma: float = 1.0, lr: float = 0.1, steps: int = 50) -> FinalState:
     """What clients fit before they deploy changes nothing in training."""
-    return shifted(world, lambda n: gamma * np.log(n))
+    return fedavg_with_logit_shift(world, lambda n: gamma * np.log(n))
 
 
 def fedproto(world: World, lam: float = 1.0) -> FinalState:
     """Every client keeps a net of its own; the server knows means of features, class by class."""
-    own, centres = dict.fromkeys(range(world.clients), world.start), {}
+    models, centres = dict.fromkeys(range(world.clients), world.start), {}
     for t, rate, cohort in world.schedule():
-        seen: dict[int, list[Vector]] = {}
+        features: dict[int, list[Vector]] = {}
         for i in cohort:
             batches = iter(world.local.batches(world.federation.train.index[i], world.seed, t, i))
 
@@ -141,13 +141,13 @@ def fedproto(world: World, lam: float = 1.0) -> FinalState:
                         pull[number] = 2 * lam / len(rows) / world.width * (z[number] - centres[label])
                 return g + backward(w, world.x[rows], world.width, 0.0, pull)
 
-            own[i], _ = world.train(own[i], i, t, rate, correct)
+            models[i], _ = world.train(models[i], i, t, rate, correct)
             rows = world.federation.train.index[i]
-            for label, z in zip(world.y[rows], forward(own[i], world.x[rows], world.width)[0], strict=True):
-                seen.setdefault(label, []).append(z)
-        centres = centres | {label: np.mean(z, axis=0) for label, z in seen.items()}
-    known = np.array([centres[label] for label in sorted(centres)])
-    return FinalState(world.start, own, {"server/objective.1/prototypes": known})
+            for label, z in zip(world.y[rows], forward(models[i], world.x[rows], world.width)[0], strict=True):
+                features.setdefault(label, []).append(z)
+        centres = centres | {label: np.mean(z, axis=0) for label, z in features.items()}
+    prototypes = np.array([centres[label] for label in sorted(centres)])
+    return FinalState(world.start, models, {"server/objective.1/prototypes": prototypes})
 
 
 def class_means(world: World, model: Vector, client: int) -> list[tuple[int, Vector]]:
@@ -157,7 +157,7 @@ def class_means(world: World, model: Vector, client: int) -> list[tuple[int, Vec
     return [(int(label), z[y == label].mean(0)) for label in np.unique(y)]
 
 
-def shuffled(world: World, t: int, epochs: int, batch_size: int, count: int) -> Iterator[Vector]:
+def shuffled_batches(world: World, t: int, epochs: int, batch_size: int, count: int) -> Iterator[Vector]:
     """The rows of the mini-batches with which a server trains: what is drawn is data."""
     for epoch in range(epochs):
         order = rng.stream(world.seed, "class means", t, epoch).permutation(count)
@@ -168,7 +168,7 @@ def fedtgp(
     world: World, lam: float = 1.0, margin: float = 100.0, epochs: int = 100, lr: float = 0.01, batch_size: int = 10
 ) -> FinalState:
     """The server's network and its contrastive loss, with slopes by hand."""
-    own, h, classes = dict.fromkeys(range(world.clients), world.start), world.width, int(world.y.max()) + 1
+    models, h, classes = dict.fromkeys(range(world.clients), world.start), world.width, int(world.y.max()) + 1
     draws = rng.stream(world.seed, "prototypes")
     w1, w2 = draws.uniform(-(h**-0.5), h**-0.5, (2, h, h))
     b1, b2 = draws.uniform(-(h**-0.5), h**-0.5, (2, h))
@@ -185,43 +185,49 @@ def fedtgp(
                 z = forward(w, world.x[rows], h)[0]
                 return g + backward(w, world.x[rows], h, 0.0, 2 * lam / len(rows) / h * (z - centres[world.y[rows]]))
 
-            own[i], _ = world.train(own[i], i, t, rate, correct)
-            sent += class_means(world, own[i], i)
+            models[i], _ = world.train(models[i], i, t, rate, correct)
+            sent += class_means(world, models[i], i)
         y, points = np.array([label for label, _ in sent]), np.array([z for _, z in sent])
         middle = [points[y == label].mean(0) for label in np.unique(y)]
         delta = min(margin, max(float(np.sqrt(((a - b) ** 2).sum())) for a in middle for b in middle))
-        for rows in shuffled(world, t, epochs, batch_size, len(y)):
+        for rows in shuffled_batches(world, t, epochs, batch_size, len(y)):
             hidden = e @ w1.T + b1
-            made = np.maximum(hidden, 0) @ w2.T + b2
-            way = made[None] - points[rows, None]
+            prototypes = np.maximum(hidden, 0) @ w2.T + b2
+            way = prototypes[None] - points[rows, None]
             far = np.sqrt((way**2).sum(-1))
             right = np.eye(classes)[y[rows]]
             at_far = (right - softmax(-far - delta * right)) / len(rows)
-            at_made = (at_far[..., None] * way / far[..., None]).sum(0)
-            at_hidden = (at_made @ w2) * (hidden > 0)
-            steps = at_made.T @ np.maximum(hidden, 0), at_made.sum(0), at_hidden.T @ e, at_hidden.sum(0), at_hidden @ w1
+            at_prototypes = (at_far[..., None] * way / far[..., None]).sum(0)
+            at_hidden = (at_prototypes @ w2) * (hidden > 0)
+            steps = (
+                at_prototypes.T @ np.maximum(hidden, 0),
+                at_prototypes.sum(0),
+                at_hidden.T @ e,
+                at_hidden.sum(0),
+                at_hidden @ w1,
+            )
             w2, b2, w1, b1, e = (v - lr * step for v, step in zip((w2, b2, w1, b1, e), steps, strict=True))
         centres = np.maximum(e @ w1.T + b1, 0) @ w2.T + b2
     assert centres is not None
-    return FinalState(world.start, own, {"server/objective.1/prototypes": centres})
+    return FinalState(world.start, models, {"server/objective.1/prototypes": centres})
 
 
 def fedgh(world: World, epochs: int = 1, lr: float = 0.01, batch_size: int = 1) -> FinalState:
     """Own bodies, and a head that learns from class means at the server alone."""
-    theta, own, head = world.start.copy(), dict.fromkeys(range(world.clients), world.start), slice(world.body, None)
+    theta, models, head = world.start.copy(), dict.fromkeys(range(world.clients), world.start), slice(world.body, None)
     for t, rate, cohort in world.schedule():
         sent: list[tuple[int, Vector]] = []
         for i in cohort:
-            own[i], _ = world.train(np.concatenate([own[i][: world.body], theta[head]]), i, t, rate)
-            sent += class_means(world, own[i], i)
+            models[i], _ = world.train(np.concatenate([models[i][: world.body], theta[head]]), i, t, rate)
+            sent += class_means(world, models[i], i)
         y, points = np.array([label for label, _ in sent]), np.array([z for _, z in sent])
         weight = theta[head].reshape(-1)[: -(len(theta[head]) // (world.width + 1))].reshape(-1, world.width)
         bias = theta[head][weight.size :]
-        for rows in shuffled(world, t, epochs, batch_size, len(y)):
+        for rows in shuffled_batches(world, t, epochs, batch_size, len(y)):
             at = (softmax(points[rows] @ weight.T + bias) - np.eye(len(bias))[y[rows]]) / len(rows)
             weight, bias = weight - lr * at.T @ points[rows], bias - lr * at.sum(0)
         theta[head] = np.concatenate([weight.ravel(), bias])
-    return FinalState(theta, own)
+    return FinalState(theta, models)
 
 
 def side_by_side(
@@ -232,7 +238,7 @@ def side_by_side(
     ``slopes`` returns the gradients at the shared net, the own one and the further numbers, for rows.
     """
     theta, size = world.start, len(world.start)
-    own = dict.fromkeys(range(world.clients), np.concatenate([world.start, further]))
+    private = dict.fromkeys(range(world.clients), np.concatenate([world.start, further]))
     for t, rate, cohort in world.schedule():
         models = {}
         for i in cohort:
@@ -240,10 +246,10 @@ def side_by_side(
             def gradient(at: Vector, rows: Vector) -> Vector:
                 return np.concatenate(slopes(at[:size], at[size : 2 * size], at[2 * size :], rows))
 
-            both, _ = world.train(np.concatenate([theta, own[i]]), i, t, rate, gradient=gradient)
-            models[i], own[i] = both[:size], both[size:]
+            joint, _ = world.train(np.concatenate([theta, private[i]]), i, t, rate, gradient=gradient)
+            models[i], private[i] = joint[:size], joint[size:]
         theta = average(world, theta, models)
-    return FinalState(theta, {i: np.concatenate([theta, mine]) for i, mine in own.items()})
+    return FinalState(theta, {i: np.concatenate([theta, model]) for i, model in private.items()})
 
 
 def fml(world: World, alpha: float = 0.5, beta: float = 0.5) -> FinalState:
@@ -251,10 +257,10 @@ def fml(world: World, alpha: float = 0.5, beta: float = 0.5) -> FinalState:
 
     def slopes(w: Vector, v: Vector, further: Vector, rows: Vector) -> tuple[Vector, ...]:
         x, h = world.x[rows], world.width
-        o, other = forward(w, x, h)[1], forward(v, x, h)[1]
-        apart = (softmax(o) - softmax(other)) / len(rows)
-        at_shared = beta * labels(world, rows, o) + (1 - beta) * apart
-        at_own = alpha * labels(world, rows, other) - (1 - alpha) * apart
+        o_w, o_v = forward(w, x, h)[1], forward(v, x, h)[1]
+        gap = (softmax(o_w) - softmax(o_v)) / len(rows)
+        at_shared = beta * cross_entropy_gradient(world, rows, o_w) + (1 - beta) * gap
+        at_own = alpha * cross_entropy_gradient(world, rows, o_v) - (1 - alpha) * gap
         return backward(w, x, h, at_shared), backward(v, x, h, at_own), further
 
     return side_by_side(world, slopes, np.zeros(0))
@@ -270,8 +276,8 @@ def fedkd(world: World) -> FinalState:
         right = np.arange(len(rows)), world.y[rows]
         s = 1 / (-np.log(p[right]) - np.log(q[right]))[:, None] / len(rows)
         gap = 2 / h * s * (own_r - r @ to.T)
-        at_shared = backward(w, x, h, labels(world, rows, o) + s * (q - p), -gap @ to)
-        at_own = backward(v, x, h, labels(world, rows, own_o) + s * (p - q), gap)
+        at_shared = backward(w, x, h, cross_entropy_gradient(world, rows, o) + s * (q - p), -gap @ to)
+        at_own = backward(v, x, h, cross_entropy_gradient(world, rows, own_o) + s * (p - q), gap)
         return at_shared, at_own, (-gap.T @ r).ravel()
 
     return side_by_side(world, slopes, np.eye(world.width).ravel())
@@ -279,47 +285,47 @@ def fedkd(world: World) -> FinalState:
 
 def feddistill(world: World, gamma: float = 1.0) -> FinalState:
     """Every client keeps a net of its own, and hears the mean output of the others for each class."""
-    own, said = dict.fromkeys(range(world.clients), world.start), {}
+    models, outputs = dict.fromkeys(range(world.clients), world.start), {}
     classes = int(world.y.max()) + 1
     for t, rate, cohort in world.schedule():
         fresh: dict[int, dict[int, Vector]] = {}
         for i in cohort:
             batches = iter(world.local.batches(world.federation.train.index[i], world.seed, t, i))
 
-            def correct(g: Vector, w: Vector, i=i, batches=batches, said=said) -> Vector:
+            def correct(g: Vector, w: Vector, i=i, batches=batches, outputs=outputs) -> Vector:
                 rows = next(batches)
                 p = softmax(forward(w, world.x[rows], world.width)[1])
                 at = np.zeros_like(p)
                 for number, label in enumerate(world.y[rows]):
-                    if others := [mean for j, mean in said.get(label, {}).items() if j != i]:
-                        at[number] = gamma / len(rows) * (p[number] - np.mean(others, axis=0))
+                    if means_of_others := [mean for j, mean in outputs.get(label, {}).items() if j != i]:
+                        at[number] = gamma / len(rows) * (p[number] - np.mean(means_of_others, axis=0))
                 return g + backward(w, world.x[rows], world.width, at)
 
-            own[i], _ = world.train(own[i], i, t, rate, correct)
+            models[i], _ = world.train(models[i], i, t, rate, correct)
             rows = world.federation.train.index[i]
-            p = softmax(forward(own[i], world.x[rows], world.width)[1])
+            p = softmax(forward(models[i], world.x[rows], world.width)[1])
             for label in np.unique(world.y[rows]):
                 fresh.setdefault(label, {})[i] = p[world.y[rows] == label].mean(0)
-        said = said | fresh
+        outputs = outputs | fresh
     sums = np.zeros((classes, classes))
-    for label, means in said.items():
+    for label, means in outputs.items():
         sums[label] = np.sum([*means.values()], axis=0)
-    return FinalState(world.start, own, {"server/objective.1/outputs": sums})
+    return FinalState(world.start, models, {"server/objective.1/outputs": sums})
 
 
-def labels(world: World, rows: Vector, o: Vector) -> Vector:
+def cross_entropy_gradient(world: World, rows: Vector, o: Vector) -> Vector:
     """The gradient of the mean cross entropy at the logits."""
     return (softmax(o) - np.eye(o.shape[1])[world.y[rows]]) / len(rows)
 
 
-def taught(x: Vector, o: Vector, tau: float) -> Vector:
+def teacher_gradient(x: Vector, o: Vector, tau: float) -> Vector:
     """The gradient of the mean τ² KL(teacher‖model) at the logits."""
     return tau * (softmax(o / tau) - softmax(teacher_logits(x) / tau)) / len(x)
 
 
-def agreeing(o: Vector, other: Vector, tau: float) -> Vector:
+def symmetric_kl_gradient(o: Vector, o_other: Vector, tau: float) -> Vector:
     """The gradient of the mean (τ²/2) (KL(p‖q) + KL(q‖p)) at the logits of p."""
-    p, q = softmax(o / tau), softmax(other / tau)
+    p, q = softmax(o / tau), softmax(o_other / tau)
     ratio = np.log(p / q)
     return tau / 2 * (p * (ratio - (p * ratio).sum(1, keepdims=True)) + p - q) / len(p)
 
@@ -328,11 +334,11 @@ def views(world: World, rows: Vector, t: int, client: int, step: int) -> tuple[V
     """Both augmentations of a mini-batch: what is drawn is data."""
     x = world.x[rows]
     draws = (rng.stream(world.seed, "augment", t, client, step, view) for view in (0, 1))
-    one, two = (x + draw.normal(scale=Shaken().by, size=x.shape) for draw in draws)
-    return one, two
+    first, second = (x + draw.normal(scale=Shaken().by, size=x.shape) for draw in draws)
+    return first, second
 
 
-def trained(world: World, gradient: Callable[[Vector, Vector, int, int, int], Vector]) -> FinalState:
+def fedavg_along(world: World, gradient: Callable[[Vector, Vector, int, int, int], Vector]) -> FinalState:
     """FedAvg along another gradient(θ, rows, round, client, step)."""
     theta = world.start
     for t, rate, cohort in world.schedule():
@@ -353,31 +359,36 @@ def distill(world: World, alpha: float = 0.1, tau: float = 3.5) -> FinalState:
     def gradient(w: Vector, rows: Vector, t: int, client: int, step: int) -> Vector:
         x = world.x[rows]
         o = forward(w, x, world.width)[1]
-        return backward(w, x, world.width, alpha * labels(world, rows, o) + (1 - alpha) * taught(x, o, tau))
+        return backward(
+            w,
+            x,
+            world.width,
+            alpha * cross_entropy_gradient(world, rows, o) + (1 - alpha) * teacher_gradient(x, o, tau),
+        )
 
-    return trained(world, gradient)
+    return fedavg_along(world, gradient)
 
 
 def robust(world: World, alpha: float = 0.5, tau: float = 3.5, teach: float = 0.0) -> FinalState:
     """``teach`` is the weight of a teacher on the first view."""
 
     def gradient(w: Vector, rows: Vector, t: int, client: int, step: int) -> Vector:
-        one, two = views(world, rows, t, client, step)
-        o, other = (forward(w, x, world.width)[1] for x in (one, two))
-        first = alpha * labels(world, rows, o) + (1 - alpha) * agreeing(o, other, tau)
+        x1, x2 = views(world, rows, t, client, step)
+        o1, o2 = (forward(w, x, world.width)[1] for x in (x1, x2))
+        first = alpha * cross_entropy_gradient(world, rows, o1) + (1 - alpha) * symmetric_kl_gradient(o1, o2, tau)
         if teach:
-            first = first + teach * taught(one, o, tau)
-        second = (1 - alpha) * agreeing(other, o, tau)
-        return backward(w, one, world.width, first) + backward(w, two, world.width, second)
+            first = first + teach * teacher_gradient(x1, o1, tau)
+        second = (1 - alpha) * symmetric_kl_gradient(o2, o1, tau)
+        return backward(w, x1, world.width, first) + backward(w, x2, world.width, second)
 
-    return trained(world, gradient)
+    return fedavg_along(world, gradient)
 
 
 def distill_robust(world: World, alpha: float = 0.1, tau: float = 3.5) -> FinalState:
     return robust(world, alpha, tau, teach=1 - alpha)
 
 
-def helped(x: Vector, top: int) -> Vector:
+def top_classes(x: Vector, top: int) -> Vector:
     """Which classes the teacher finds most likely, as ones and zeros."""
     ranks = (-teacher_logits(x)).argsort(1).argsort(1)
     return (ranks < top).astype(float)
@@ -401,18 +412,18 @@ def disk(
             def instead(g: Vector, w: Vector, batches=batches, guides=guides, i: int = i, lam: float = lam) -> Vector:
                 rows = next(batches)
                 x, y = world.x[rows], world.y[rows]
-                t, o, m = softmax(teacher_logits(x) / tau), forward(w, x, world.width)[1], helped(x, top_k)
+                t, o, m = softmax(teacher_logits(x) / tau), forward(w, x, world.width)[1], top_classes(x, top_k)
                 s, cost = softmax(o / tau), -np.log(softmax(o)[np.arange(len(y)), y])
-                seen, wrong = np.column_stack([t, np.ones(len(y))]), max((o.argmax(1) != y).sum(), 1)
+                inputs, wrong = np.column_stack([t, np.ones(len(y))]), max((o.argmax(1) != y).sum(), 1)
                 for _ in range(3):
-                    help = 1 / (1 + np.exp(-seen @ guides[i]))
+                    help = 1 / (1 + np.exp(-inputs @ guides[i]))
                     slope = -(1 - alpha) * tau**2 * (m * t / (s + m * help[:, None])).sum(1) / len(y)
                     slope = slope + (lam * cost / wrong if (help * cost).sum() / wrong > delta else 0.0)
-                    guides[i] = guides[i] - guide_lr * (slope * help * (1 - help)) @ seen
-                help = 1 / (1 + np.exp(-seen @ guides[i]))
+                    guides[i] = guides[i] - guide_lr * (slope * help * (1 - help)) @ inputs
+                help = 1 / (1 + np.exp(-inputs @ guides[i]))
                 at = -(tau**2) * t / (s + m * help[:, None])  # the slope at s
                 far = s * (at - (s * at).sum(1, keepdims=True)) / tau / len(y)
-                return backward(w, x, world.width, alpha * labels(world, rows, o) + (1 - alpha) * far)
+                return backward(w, x, world.width, alpha * cross_entropy_gradient(world, rows, o) + (1 - alpha) * far)
 
             models[i], _ = world.train(theta, i, r, lr, instead)
         theta, guide = average(world, theta, models), average(world, guide, guides)
@@ -430,9 +441,9 @@ def penalty_gradient(world: World, theta: Vector, rows: Vector, eps: float) -> V
     by_z = 4 / (n * h**2) * z @ (z.T @ z / n)
     by_c = by_z / sd - c * (c * by_z).sum(0) / (n * sd**3)
     back = (by_c - by_c.mean(0)) * (1 - a**2)
-    found = np.zeros_like(theta)
-    found[: h * d], found[h * d : h * d + h] = (back.T @ x).ravel(), back.sum(0)
-    return found
+    gradient = np.zeros_like(theta)
+    gradient[: h * d], gradient[h * d : h * d + h] = (back.T @ x).ravel(), back.sum(0)
+    return gradient
 
 
 def feddecorr(world: World, beta: float = 0.1, eps: float = 1e-8) -> FinalState:

@@ -39,8 +39,8 @@ def beyond_once(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
         lists = []
         for mark in cases[0].iter_markers("parametrize"):
             first = mark.args[0].partition(",")[0].strip() if isinstance(mark.args[0], str) else mark.args[0][0]
-            seen: dict[int, int] = {}
-            lists.append([seen.setdefault(id(case.callspec.params[first]), len(seen)) for case in cases])
+            places: dict[int, int] = {}
+            lists.append([places.setdefault(id(case.callspec.params[first]), len(places)) for case in cases])
         sizes = [max(place) + 1 for place in lists]
         once = {
             tuple((n + j * (n // size)) % size for j, size in enumerate(sizes)) for n in range(max(sizes, default=0))

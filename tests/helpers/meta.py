@@ -19,11 +19,11 @@ def supports(world: World, client: int, t: int) -> list[Vector]:
     """The rows of the support batches: permutations from a stream of their own."""
     rows = world.federation.train.index[client]
     size, draw = world.local.batch_size or len(rows), rng.stream(world.seed, "support", t, client)
-    found: list[Vector] = []
-    while len(found) < world.local.steps_for(len(rows)):
+    batches: list[Vector] = []
+    while len(batches) < world.local.steps_for(len(rows)):
         order = draw.permutation(rows)
-        found += [order[start : start + size] for start in range(0, len(order), size)]
-    return found
+        batches += [order[start : start + size] for start in range(0, len(order), size)]
+    return batches
 
 
 def maml(world: World, lr: float, steps: int, second_order: bool) -> Slope:
@@ -44,84 +44,84 @@ def proto(world: World) -> Slope:
     def slope(theta: Vector, support: Vector, query: Vector) -> Vector:
         d, h = world.x.shape[1], world.width
         w1, b1 = theta[: h * d].reshape(h, d), theta[h * d : h * d + h]
-        found = np.zeros_like(theta)
+        gradient = np.zeros_like(theta)
         classes = np.unique(world.y[support])
         query = query[np.isin(world.y[query], classes)]
         if not len(query):
-            return found
+            return gradient
         zs, zq = (np.tanh(world.x[rows] @ w1.T + b1) for rows in (support, query))
         centre = np.array([zs[world.y[support] == k].mean(0) for k in classes])
-        apart = zq[:, None, :] - centre[None]  # [Q, C, h]
-        logits = -np.sum(apart**2, 2)
+        differences = zq[:, None, :] - centre[None]  # [Q, C, h]
+        logits = -np.sum(differences**2, 2)
         e = np.exp(logits - logits.max(1, keepdims=True))
         delta = e / e.sum(1, keepdims=True) - (world.y[query][:, None] == classes)
-        pull = -2 * delta[:, :, None] * apart / len(query)  # d loss / d zq, by class
+        pull = -2 * delta[:, :, None] * differences / len(query)  # d loss / d zq, by class
         counts = np.array([(world.y[support] == k).sum() for k in classes])
         back = {"q": pull.sum(1), "s": -(pull.sum(0) / counts[:, None])[np.searchsorted(classes, world.y[support])]}
         for rows, z, b in ((query, zq, back["q"]), (support, zs, back["s"])):
             b = b * (1 - z**2)
-            found[: h * d] += (b.T @ world.x[rows]).ravel()
-            found[h * d : h * d + h] += b.sum(0)
-        return found
+            gradient[: h * d] += (b.T @ world.x[rows]).ravel()
+            gradient[h * d : h * d + h] += b.sum(0)
+        return gradient
 
     return slope
 
 
-def trained(world: World, slope: Slope, theta: Vector, i: int, t: int, rate: float, shift: Correct) -> Vector:
+def train(world: World, slope: Slope, theta: Vector, i: int, t: int, rate: float, shift: Correct) -> Vector:
     """Local SGD on the adapted loss, with a correction of the gradient."""
     pending = iter(supports(world, i, t))
     return world.train(theta, i, t, rate, shift, gradient=lambda at, query: slope(at, next(pending), query))[0]
 
 
-def averaged(world: World, slope: Slope) -> FinalState:
+def fedavg_through(world: World, slope: Slope) -> FinalState:
     theta = world.start
     for t, rate, cohort in world.schedule():
-        models = {i: trained(world, slope, theta, i, t, rate, lambda g, w: g) for i in cohort}
+        models = {i: train(world, slope, theta, i, t, rate, lambda g, w: g) for i in cohort}
         theta = average(world, theta, models)
     return FinalState(theta)
 
 
 def per_fedavg(world: World, lr: float = 0.1, steps: int = 1, second_order: bool = True) -> FinalState:
-    return averaged(world, maml(world, lr, steps, second_order))
+    return fedavg_through(world, maml(world, lr, steps, second_order))
 
 
 def p_avg_proto(world: World) -> FinalState:
-    return averaged(world, proto(world))
+    return fedavg_through(world, proto(world))
 
 
 def pfldyn(world: World, alpha: float = 0.1) -> FinalState:
     theta, h, slope = world.start, np.zeros_like(world.start), proto(world)
-    own = {i: np.zeros_like(theta) for i in range(world.clients)}
+    client_h = {i: np.zeros_like(theta) for i in range(world.clients)}
     for t, rate, cohort in world.schedule():
         models = {}
         for i in cohort:
             size = world.n[i] / world.n.mean()
 
             def shift(g: Vector, w: Vector, i: int = i, at: Vector = theta, size: float = size) -> Vector:
-                return g - own[i] / size + alpha / size * (w - at)
+                return g - client_h[i] / size + alpha / size * (w - at)
 
-            models[i] = trained(world, slope, theta, i, t, rate, shift)
+            models[i] = train(world, slope, theta, i, t, rate, shift)
         for i in cohort:
-            own[i] = own[i] - alpha * (models[i] - theta)
+            client_h[i] = client_h[i] - alpha * (models[i] - theta)
         h = h - alpha / world.clients * sum(models[i] - theta for i in cohort)
         theta = average(world, theta, models, uniform=True) - h / alpha
-    return FinalState(theta, states={"server/drift/h": h} | {f"client {i}/drift/h": v for i, v in own.items()})
+    return FinalState(theta, states={"server/drift/h": h} | {f"client {i}/drift/h": v for i, v in client_h.items()})
 
 
 def pflscaf(world: World) -> FinalState:
     theta, c, slope = world.start, np.zeros_like(world.start), proto(world)
-    own = {i: np.zeros_like(theta) for i in range(world.clients)}
+    client_c = {i: np.zeros_like(theta) for i in range(world.clients)}
     for t, rate, cohort in world.schedule():
         models, new = {}, {}
         for i in cohort:
-            gap = c - own[i]
-            models[i] = trained(world, slope, theta, i, t, rate, lambda g, w, gap=gap: g + gap)
+            gap = c - client_c[i]
+            models[i] = train(world, slope, theta, i, t, rate, lambda g, w, gap=gap: g + gap)
             steps = world.reach(world.local.steps_for(int(world.n[i])))
-            new[i] = own[i] - c + (theta - models[i]) / (steps * rate)
-        c = c + sum(new[i] - own[i] for i in cohort) / world.clients
-        own |= new
+            new[i] = client_c[i] - c + (theta - models[i]) / (steps * rate)
+        c = c + sum(new[i] - client_c[i] for i in cohort) / world.clients
+        client_c |= new
         theta = average(world, theta, models, uniform=True)
-    return FinalState(theta, states={"server/drift/c": c} | {f"client {i}/drift/c": v for i, v in own.items()})
+    return FinalState(theta, states={"server/drift/c": c} | {f"client {i}/drift/c": v for i, v in client_c.items()})
 
 
 ORACLES = {f.__name__: f for f in (per_fedavg, p_avg_proto, pfldyn, pflscaf)}

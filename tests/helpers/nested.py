@@ -138,8 +138,8 @@ def by_depth(world: World, simple: float, side: float) -> FinalState:
             if takes_simple(i, simple):
                 small.append(world.train(theta[M], i, t, rate, gradient=on_simple(world))[0])
             else:
-                both = lambda w, rows: gradient(world, w, rows, side, 1.0)  # noqa: E731
-                large.append(world.train(theta, i, t, rate, gradient=both)[0])
+                joint_slope = lambda w, rows: gradient(world, w, rows, side, 1.0)  # noqa: E731
+                large.append(world.train(theta, i, t, rate, gradient=joint_slope)[0])
         new = theta.copy()
         new[M] = np.mean([*small, *(w[M] for w in large)], axis=0)
         if large:
@@ -158,10 +158,10 @@ def noside(world: World, simple_fraction: float = 0.5) -> FinalState:
 
 def decouple(world: World, simple_fraction: float = 0.5) -> FinalState:
     start = flat(two_ends())
-    w_s, w_c, own = start[M], np.delete(start, PLACE["exit"]), PLACE["exit"].start
+    w_s, w_c, exit_start = start[M], np.delete(start, PLACE["exit"]), PLACE["exit"].start
 
     def late(w: Vector, rows: Vector) -> Vector:
-        return gradient(world, np.append(w, start[PLACE["exit"]]), rows, 0.0, 1.0)[:own]
+        return gradient(world, np.append(w, start[PLACE["exit"]]), rows, 0.0, 1.0)[:exit_start]
 
     for t, rate, cohort in world.schedule():
         small = [

@@ -10,6 +10,6 @@ from typing import Any
 
 def figures_of(page: Path) -> list[dict[str, Any]]:
     """The figures of a page, as its script gets them."""
-    found = re.search(r'<script type="application/json" id="figures">(.*?)</script>', page.read_text(), re.DOTALL)
-    assert found is not None
-    return json.loads(found[1])
+    figures = re.search(r'<script type="application/json" id="figures">(.*?)</script>', page.read_text(), re.DOTALL)
+    assert figures is not None
+    return json.loads(figures[1])

@@ -20,17 +20,17 @@ class Pace:
         self.local, self.rate = world.local, rate
         self.velocity: dict[str, Vector] = {}
 
-    def step(self, named: dict[str, tuple[Vector, Vector]], speed: float = 1.0) -> list[Vector]:
+    def step(self, pairs: dict[str, tuple[Vector, Vector]], speed: float = 1.0) -> list[Vector]:
         """New vectors from pairs (θ, gradient); they are clipped together."""
-        local, found = self.local, []
-        norm = np.sqrt(sum(np.sum(g**2) for _, g in named.values()))
+        local, vectors = self.local, []
+        norm = np.sqrt(sum(np.sum(g**2) for _, g in pairs.values()))
         shrink = 1.0 if local.clip is None else min(1.0, local.clip / (norm + 1e-6))
-        for name, (theta, g) in named.items():
+        for name, (theta, g) in pairs.items():
             g = shrink * g + local.weight_decay * theta
             m = local.momentum * self.velocity.get(name, 0.0) + g
             self.velocity[name] = m
-            found.append(theta - self.rate * speed * (g + local.momentum * m if local.nesterov else m))
-        return found
+            vectors.append(theta - self.rate * speed * (g + local.momentum * m if local.nesterov else m))
+        return vectors
 
 
 Work = Callable[[World, int, int, float, Vector, Vector], tuple[Vector, Vector]]
@@ -43,16 +43,16 @@ def rounds(
 
     v starts as the model first received, or as a fresh one, which here is always ``world.start``.
     """
-    theta, own = world.start, {}
+    theta, private = world.start, {}
     for t, rate, cohort in world.schedule():
         models = {}
         for i in cohort:
-            v = own.get(i, np.concatenate([world.start if fresh else theta, extras]))
+            v = private.get(i, np.concatenate([world.start if fresh else theta, extras]))
             models[i], new = work(world, i, t, rate, theta, v)
             if new is not v:  # a model that was not trained is not kept
-                own[i] = new
+                private[i] = new
         theta = theta - lr * (theta - average(world, theta, models))
-    return FinalState(theta, states={f"client {i}/personal/private": v for i, v in own.items()})
+    return FinalState(theta, states={f"client {i}/personal/private": v for i, v in private.items()})
 
 
 def batches(world: World, client: int, t: int) -> list[Vector]:
@@ -82,8 +82,8 @@ def pfedme(world: World, lam: float = 15.0, steps: int = 5, personal_lr: float =
 def apfl(
     world: World, alpha: float = 0.25, learn: bool = False, w_first: bool = False, initial: bool = False
 ) -> FinalState:
-    def work(world: World, i: int, t: int, rate: float, theta: Vector, kept: Vector) -> tuple[Vector, Vector]:
-        w, v, a = theta, kept[: len(theta)], kept[len(theta)] if learn else alpha
+    def work(world: World, i: int, t: int, rate: float, theta: Vector, private: Vector) -> tuple[Vector, Vector]:
+        w, v, a = theta, private[: len(theta)], private[len(theta)] if learn else alpha
         pace = Pace(world, rate)
         for rows in batches(world, i, t):
             old = w
@@ -106,11 +106,11 @@ def superfed(world: World, mu: float, nu: float, start: int, layers: bool) -> Fi
         draw = rng.stream(world.seed, "views", t, i)
         for rows in batches(world, i, t):
             near = mu * (w - theta)
-            drawn = draw.random(2)
+            lams = draw.random(2)
             if t < start:
                 (w,) = pace.step({"w": (w, world.gradient(w, rows) + near)})
                 continue
-            at = np.repeat(drawn, sizes) if layers else drawn[0]
+            at = np.repeat(lams, sizes) if layers else lams[0]
             g = world.gradient((1 - at) * w + at * v, rows)
             long_w, long_v = np.linalg.norm(w), np.linalg.norm(v)
             cosine = w @ v / (long_w * long_v)
@@ -131,12 +131,12 @@ def superfed_lm(world: World, mu: float = 0.01, nu: float = 1.0, start_round: in
 
 
 def fedrep(world: World, head_fraction: float = 0.9) -> FinalState:
-    theta, own = world.start.copy(), dict.fromkeys(range(world.clients), world.start[world.body :])
+    theta, heads = world.start.copy(), dict.fromkeys(range(world.clients), world.start[world.body :])
     body = slice(0, world.body)
     for t, rate, cohort in world.schedule():
         models = {}
         for i in cohort:
-            w, h, pace, todo = theta[body], own[i], Pace(world, rate), batches(world, i, t)
+            w, h, pace, todo = theta[body], heads[i], Pace(world, rate), batches(world, i, t)
             first = int(np.floor(head_fraction * len(todo) + 1e-9))
             if 0 < head_fraction < 1:
                 first = max(min(max(first, 1), len(todo) - 1), 0)
@@ -148,10 +148,10 @@ def fedrep(world: World, head_fraction: float = 0.9) -> FinalState:
                     (h,) = pace.step({"h": (h, g[world.body :])})
                 else:
                     (w,) = pace.step({"w": (w, g[body])})
-            models[i], own[i] = np.concatenate([w, h]), h
+            models[i], heads[i] = np.concatenate([w, h]), h
         theta[body] = average(world, theta, models)[body]
-    whole = {i: np.concatenate([theta[body], h]) for i, h in own.items()}
-    return FinalState(theta, whole)
+    private = {i: np.concatenate([theta[body], h]) for i, h in heads.items()}
+    return FinalState(theta, private)
 
 
 class Normed(World):
@@ -164,9 +164,9 @@ class Normed(World):
 
     @classmethod
     def of(cls, world: World) -> Normed:
-        made = cls(**{f.name: getattr(world, f.name) for f in fields(world)})
-        made.start = np.concatenate([world.start, np.ones(world.width), np.zeros(world.width)])
-        return made
+        normed = cls(**{f.name: getattr(world, f.name) for f in fields(world)})
+        normed.start = np.concatenate([world.start, np.ones(world.width), np.zeros(world.width)])
+        return normed
 
     def gradient(self, theta: Vector, rows: Vector) -> Vector:
         x, y, h, d = self.x[rows], self.y[rows], self.width, self.x.shape[1]
@@ -217,7 +217,7 @@ def knn_per(world: World, k: int = 10, lam: float = 0.5, scale: float = 1.0) -> 
     return fedavg(world)
 
 
-def aligned(
+def local_aggregation(
     world: World, i: int, t: int, received: Vector, last: Vector, weights: Vector, free: Vector, first: bool,
     slope: Callable[[Vector, Vector], Vector], rate: float, fraction: float, size: int, tolerance: float, most: int,
 ) -> tuple[Vector, Vector]:  # fmt: skip
@@ -249,14 +249,14 @@ def fedala(
     theta, last, learnt = world.start, {}, set()
     weights = dict.fromkeys(range(world.clients), np.where(free, initial, 1.0))
     for t, lr, cohort in world.schedule():
-        begun = dict.fromkeys(cohort, theta)
+        starts = dict.fromkeys(cohort, theta)
         for i in (i for i in cohort if i in last):
-            weights[i], begun[i] = aligned(
+            weights[i], starts[i] = local_aggregation(
                 world, i, t, theta, last[i], weights[i], free, i not in learnt, world.gradient, rate, fraction,
                 batch_size, tolerance, most,
             )  # fmt: skip
             learnt.add(i)
-        models = {i: world.train(begun[i], i, t, lr)[0] for i in cohort}
+        models = {i: world.train(starts[i], i, t, lr)[0] for i in cohort}
         last |= models
         theta = average(world, theta, models)
     states = {f"client {i}/personal/private": v for i, v in last.items()}
@@ -266,15 +266,15 @@ def fedala(
 def fedfomo(world: World, models: int | None = None, explore: float = 0.3) -> FinalState:
     """Only such ``models`` and ``explore`` as leave nothing to chance: all of the round, or the best so far."""
     assert models is None or not explore
-    own = [world.start.copy() for _ in range(world.clients)]
+    private = [world.start.copy() for _ in range(world.clients)]
     affinity = np.zeros((world.clients, world.clients))
     for t, lr, cohort in world.schedule():
-        new = {i: world.train(own[i], i, t, lr)[0] for i in cohort}
+        new = {i: world.train(private[i], i, t, lr)[0] for i in cohort}
         mixed = {}
         for i in sorted(cohort):
-            rows, before = world.federation.train.index[i], own[i]
-            others = sorted((n for n in cohort if n != i), key=lambda n, i=i: (-affinity[i, n], n))
-            heard = [i, *others[:models]]
+            rows, before = world.federation.train.index[i], private[i]
+            ranking = sorted((n for n in cohort if n != i), key=lambda n, i=i: (-affinity[i, n], n))
+            heard = [i, *ranking[:models]]
             steep = [
                 max(0.0, (world.loss_on(before, rows) - world.loss_on(new[n], rows)) / np.linalg.norm(new[n] - before))
                 for n in heard
@@ -283,23 +283,23 @@ def fedfomo(world: World, models: int | None = None, explore: float = 0.3) -> Fi
             steep = steep if sum(steep) else [1.0] + [0.0] * (len(heard) - 1)
             mixed[i] = sum(s * new[n] for s, n in zip(steep, heard, strict=True)) / sum(steep)
         for i, theta in mixed.items():
-            own[i] = theta
-    return FinalState(np.mean(own, axis=0))
+            private[i] = theta
+    return FinalState(np.mean(private, axis=0))
 
 
 def fedpac(world: World, lam: float = 1.0, head_fraction: float = 1 / 6) -> FinalState:
     """Each programme by all supports that its solution may have; μ and V as moments of single samples' e_y rᵀ."""
     body, h, classes = slice(0, world.body), world.width, int(world.y.max()) + 1
-    own, centres = np.tile(world.start, (world.clients, 1)), dict[int, Vector]()
+    private, centres = np.tile(world.start, (world.clients, 1)), dict[int, Vector]()
     for t, rate, cohort in world.schedule():
-        new, mean, variance, seen = {}, [], [], dict[int, list[Vector]]()
+        new, mean, variance, features = {}, [], [], dict[int, list[Vector]]()
         for i in cohort:
-            mine = world.federation.train.index[i]
-            r, y = losses.forward(own[i], world.x[mine], h)[0], world.y[mine]
-            each = np.einsum("nc,nd->ncd", np.eye(classes)[y], r).reshape(len(y), -1)
-            mean.append(each.mean(0))
-            variance.append(each.var(0).sum() / len(y))
-            w, v, pace, todo = own[i][body], own[i][world.body :], Pace(world, rate), batches(world, i, t)
+            client_rows = world.federation.train.index[i]
+            r, y = losses.forward(private[i], world.x[client_rows], h)[0], world.y[client_rows]
+            moments = np.einsum("nc,nd->ncd", np.eye(classes)[y], r).reshape(len(y), -1)
+            mean.append(moments.mean(0))
+            variance.append(moments.var(0).sum() / len(y))
+            w, v, pace, todo = private[i][body], private[i][world.body :], Pace(world, rate), batches(world, i, t)
             first = min(max(int(np.floor(head_fraction * len(todo) + 1e-9)), 1), len(todo) - 1)
             for number, rows in enumerate(todo):
                 theta = np.concatenate([w, v])
@@ -315,13 +315,13 @@ def fedpac(world: World, lam: float = 1.0, head_fraction: float = 1 / 6) -> Fina
                 else:
                     (w,) = pace.step({"w": (w, g[body])})
             new[i] = np.concatenate([w, v])
-            for label, z in zip(y, losses.forward(new[i], world.x[mine], h)[0], strict=True):
-                seen.setdefault(label, []).append(z)
-        centres = centres | {label: np.mean(z, axis=0) for label, z in seen.items()}
-        own[:, body] = average(world, world.start, new)[body]
+            for label, z in zip(y, losses.forward(new[i], world.x[client_rows], h)[0], strict=True):
+                features.setdefault(label, []).append(z)
+        centres = centres | {label: np.mean(z, axis=0) for label, z in features.items()}
+        private[:, body] = average(world, world.start, new)[body]
         for at, i in enumerate(cohort):
-            apart = np.array(mean) - mean[at]
-            q, best = np.diag(variance) + apart @ apart.T, (np.inf, np.zeros(len(cohort)))
+            differences = np.array(mean) - mean[at]
+            q, best = np.diag(variance) + differences @ differences.T, (np.inf, np.zeros(len(cohort)))
             for size in range(1, len(cohort) + 1):
                 for some in combinations(range(len(cohort)), size):
                     alpha = np.zeros(len(cohort))
@@ -329,15 +329,15 @@ def fedpac(world: World, lam: float = 1.0, head_fraction: float = 1 / 6) -> Fina
                     alpha /= alpha.sum()
                     if (alpha >= 0).all():
                         best = min(best, (float(alpha @ q @ alpha), alpha), key=lambda pair: pair[0])
-            own[i, world.body :] = best[1] @ np.array([new[j][world.body :] for j in cohort])
-    known = np.array([centres[label] for label in sorted(centres)])
-    states = {f"model {i}/model/theta": theta for i, theta in enumerate(own)}
-    return FinalState(own.mean(0), states={**states, "server/objective.1/prototypes": known})
+            private[i, world.body :] = best[1] @ np.array([new[j][world.body :] for j in cohort])
+    prototypes = np.array([centres[label] for label in sorted(centres)])
+    states = {f"model {i}/model/theta": theta for i, theta in enumerate(private)}
+    return FinalState(private.mean(0), states={**states, "server/objective.1/prototypes": prototypes})
 
 
 def feddbe(world: World, kappa: float = 1.0, mu: float = 1.0) -> FinalState:
     """Zhang et al. 2023, algorithm 1, on θ and every client's z̄ᵖ; the first round is the one without a consensus."""
-    theta, h, known = world.start, world.width, list[Vector]()
+    theta, h, consensus = world.start, world.width, list[Vector]()
     memory = dict.fromkeys(range(world.clients), np.zeros(h))
     for t, rate, cohort in world.schedule():
         models, means = {}, {}
@@ -346,17 +346,17 @@ def feddbe(world: World, kappa: float = 1.0, mu: float = 1.0) -> FinalState:
             for rows in batches(world, i, t):
                 features, o, w2 = losses.forward(w, world.x[rows], h)
                 m = (1 - mu) * m + mu * features.mean(0)
-                at = losses.labels(world, rows, o + w2 @ z)
-                pull = 2 * kappa / h * (m - known[0]) * mu / len(rows) if known else 0.0
+                at = losses.cross_entropy_gradient(world, rows, o + w2 @ z)
+                pull = 2 * kappa / h * (m - consensus[0]) * mu / len(rows) if consensus else 0.0
                 g = losses.backward(w, world.x[rows], h, at, pull)
                 g[world.body : world.body + w2.size] += np.outer(at.sum(0), z).ravel()
                 w, z = pace.step({"w": (w, g), "z": (z, at.sum(0) @ w2)})
             models[i], memory[i] = w, z
             means[i] = losses.forward(w, world.x[world.federation.train.index[i]], h)[0].mean(0)
         theta = average(world, theta, models)
-        known = known or [average(world, theta, means)]
-    whole = {i: np.append(theta, z) for i, z in memory.items()}
-    return FinalState(np.append(theta, np.zeros(h)), whole, {"server/objective.1/consensus": known[0]})
+        consensus = consensus or [average(world, theta, means)]
+    private = {i: np.append(theta, z) for i, z in memory.items()}
+    return FinalState(np.append(theta, np.zeros(h)), private, {"server/objective.1/consensus": consensus[0]})
 
 
 def discrepancy_slope(a: Vector, b: Vector) -> Vector:
@@ -366,9 +366,9 @@ def discrepancy_slope(a: Vector, b: Vector) -> Vector:
     slope = np.zeros_like(b)
     for width in scale * np.array([0.25, 0.5, 1.0, 2.0, 4.0]):
         for j in range(len(b)):
-            apart = b[j] - rows
-            k = np.exp(-np.sum(apart**2, axis=1) / width)
-            slope[j] += 2 * sign[-1] * (sign * k) @ (-2 * apart / width)
+            differences = b[j] - rows
+            k = np.exp(-np.sum(differences**2, axis=1) / width)
+            slope[j] += 2 * sign[-1] * (sign * k) @ (-2 * differences / width)
     return slope
 
 
@@ -382,34 +382,25 @@ def fedphp(world: World, mu: float = 0.9, lam: float = 0.1, by: str = "outputs",
 
             def correct(g: Vector, w: Vector, todo=todo, teacher=teacher) -> Vector:
                 x = world.x[next(todo)]
-                (r, z, _), (past, wanted, _) = (losses.forward(v, x, world.width) for v in (w, teacher))
+                (r, z, _), (past, teacher_logits, _) = (losses.forward(v, x, world.width) for v in (w, teacher))
                 if by == "features":
                     return g + losses.backward(w, x, world.width, 0.0, lam * discrepancy_slope(past, r))
-                towards = losses.softmax(z / tau) - losses.softmax(wanted / tau)
+                towards = losses.softmax(z / tau) - losses.softmax(teacher_logits / tau)
                 return g + losses.backward(w, x, world.width, lam * tau * towards / len(x))
 
             models[i], _ = world.train(theta, i, t, rate, correct)
             weight = mu * t / world.rounds if i in inherited else 0.0
             inherited[i] = weight * teacher + (1 - weight) * models[i]
-            kept = {"private": models[i], "history": teacher, "weight": np.array(weight)}
-            states |= {f"client {i}/personal/{name}": value for name, value in kept.items()}
+            state = {"private": models[i], "history": teacher, "weight": np.array(weight)}
+            states |= {f"client {i}/personal/{name}": value for name, value in state.items()}
         theta = average(world, theta, models)
     return FinalState(theta, states=states)
 
 
-KEPT = (
-    fedala,
-    fedfomo,
-    fedpac,
-    feddbe,
-    fedphp,
-    pfedme,
-    apfl,
-    superfed_mm,
-    superfed_lm,
-    fedrep,
-    fedbn,
-    fedbabu,
-    knn_per,
-)
-ORACLES = {f.__name__: f for f in KEPT}
+ORACLES = {
+    f.__name__: f
+    for f in (
+        fedala, fedfomo, fedpac, feddbe, fedphp, pfedme, apfl, superfed_mm, superfed_lm, fedrep, fedbn, fedbabu,
+        knn_per,
+    )
+}  # fmt: skip

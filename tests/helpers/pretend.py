@@ -72,49 +72,49 @@ class PretendDevice(TorchFunctionMode):
         kwargs = kwargs or {}
         name, first = getattr(func, "__name__", ""), args[0] if args else None
         if func in (torch.tensor, torch.as_tensor) and is_there(kwargs.get("device")):
-            return self._sent(func(*args, **kwargs | {"device": "cpu"}))
+            return self._send(func(*args, **kwargs | {"device": "cpu"}))
         if name == "_fused_sgd_":  # has no form for devices that PyTorch does not know
-            return [each[0].add_(sum(each[1:])) for each in zip(*filter(None, args), strict=True)]
+            return [group[0].add_(sum(group[1:])) for group in zip(*filter(None, args), strict=True)]
         if not isinstance(first, Tensor):
             return func(*args, **kwargs)
         if name in ("to", "cpu"):
-            return self._moved(func, first, args, kwargs)
+            return self._move(func, first, args, kwargs)
         if name == "new_tensor" and is_there(first.device):
-            return self._sent(torch.tensor(args[1], dtype=kwargs.get("dtype", first.dtype)))
+            return self._send(torch.tensor(args[1], dtype=kwargs.get("dtype", first.dtype)))
         if name == "copy_" and is_there(args[1].device) and not is_there(first.device):
-            return first.copy_(self._fetched(args[1]))
+            return first.copy_(self._fetch(args[1]))
         if not is_there(first.device):
             return func(*args, **kwargs)
         if name == "nonzero":  # of nothing: the checks for which it is asked find no fault
-            return self._sent(self._fetched(first).new_zeros(0, first.ndim, dtype=torch.int64))
+            return self._send(self._fetch(first).new_zeros(0, first.ndim, dtype=torch.int64))
         if name == "unique":
-            return tuple(map(self._sent, func(self._fetched(first), *args[1:], **kwargs)))
+            return tuple(map(self._send, func(self._fetch(first), *args[1:], **kwargs)))
         if name in ASKS:
-            return func(self._fetched(first), *args[1:], **kwargs)
+            return func(self._fetch(first), *args[1:], **kwargs)
         if name == "__getitem__" and (mask := _mask(args[1])) is not None:
-            return first[_chosen(args[1], self._fetched(mask))]
+            return first[_with_mask_places(args[1], self._fetch(mask))]
         return func(*args, **kwargs)
 
-    def _moved(self, func: Callable[..., Any], tensor: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _move(self, func: Callable[..., Any], tensor: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The tensor on the other side, if it is to go there."""
-        wanted = [arg for arg in (*args[1:], *kwargs.values()) if not isinstance(arg, bool)]
-        places = ["cpu"] if func is Tensor.cpu else [_place(arg) for arg in wanted if _place(arg) is not None]
+        arguments = [arg for arg in (*args[1:], *kwargs.values()) if not isinstance(arg, bool)]
+        places = ["cpu"] if func is Tensor.cpu else [_place(arg) for arg in arguments if _place(arg) is not None]
         there = is_there(places[0]) if places else is_there(tensor.device)
         if there == is_there(tensor.device):
             return func(tensor, *args[1:], **kwargs)
-        dtype = next((arg.dtype if isinstance(arg, Tensor) else arg for arg in wanted if _place(arg) is None
+        dtype = next((arg.dtype if isinstance(arg, Tensor) else arg for arg in arguments if _place(arg) is None
                       or isinstance(arg, Tensor)), tensor.dtype)  # fmt: skip
         dtype = dtype if isinstance(dtype, torch.dtype) else tensor.dtype
-        return (self._sent if there else self._fetched)(tensor, dtype)
+        return (self._send if there else self._fetch)(tensor, dtype)
 
-    def _sent(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    def _send(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         with self.fake:
             shape, order = tuple(tensor.shape), tensor.stride()
             sent = torch.empty_strided(shape, order, dtype=dtype or tensor.dtype, device=DEVICE)
         sent.numbers = tensor
         return sent
 
-    def _fetched(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    def _fetch(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         frames = [f for f in traceback.extract_stack() if "/src/fedloom" in f.filename]
         self.waits[tuple(f"{Path(f.filename).parent.name}/{Path(f.filename).name}:{f.lineno}" for f in frames)] += 1
         numbers = getattr(tensor, "numbers", None)  # known as long as nothing is done with them
@@ -126,24 +126,24 @@ def is_there(place: Any) -> bool:
     return place is not None and str(place).startswith(KIND)
 
 
-def _place(wanted: Any) -> Any:
+def _place(argument: Any) -> Any:
     """The device that an argument of ``Tensor.to`` names; None if it names none."""
-    if isinstance(wanted, Tensor):
-        return wanted.device
-    return wanted if isinstance(wanted, str | torch.device) else None
+    if isinstance(argument, Tensor):
+        return argument.device
+    return argument if isinstance(argument, str | torch.device) else None
 
 
 def _mask(index: Any) -> Tensor | None:
     """A boolean mask on the device among the indices."""
-    for one in index if isinstance(index, tuple) else (index,):
-        if isinstance(one, Tensor) and one.dtype == torch.bool and is_there(one.device):
-            return one
+    for part in index if isinstance(index, tuple) else (index,):
+        if isinstance(part, Tensor) and part.dtype == torch.bool and is_there(part.device):
+            return part
     return None
 
 
-def _chosen(index: Any, mask: Tensor) -> Any:
+def _with_mask_places(index: Any, mask: Tensor) -> Any:
     """The indices with the places of a mask for the mask."""
     places = mask.nonzero(as_tuple=True)
     if not isinstance(index, tuple):
         return places
-    return tuple(part for one in index for part in (places if _mask(one) is not None else (one,)))
+    return tuple(part for item in index for part in (places if _mask(item) is not None else (item,)))

@@ -62,23 +62,23 @@ def pictures() -> nn.Module:
     )  # fmt: skip
 
 
-def sized(name: str, **changes: Any) -> Experiment:
+def short_experiment(name: str, **changes: Any) -> Experiment:
     """A short experiment with a method, on the device."""
     method = make(name, **GENTLE.get(name, {}))
     cohort = None if method.needs("full_participation") else 2
     conditions = {"cohort": cohort, "rounds": 2, "local": SHORT, "device": DEVICE, "evaluation": EVERYTHING}
     conditions = conditions | {"federation": classes(SIZES)} | changes
-    unseen = {"average"} if name == "ifca" else set()  # its clients have no model of their own between rounds
+    excluded = {"average"} if name == "ifca" else set()  # its clients have no model of their own between rounds
     if conditions["compute"] == "batched":  # evaluation of these models takes no part in it: seen after the other one
-        unseen |= {"global", "clients", "train"}
-    seen = tuple(what for what in conditions["evaluation"].what if what not in unseen)
-    return experiment(method, **conditions | {"evaluation": replace(conditions["evaluation"], what=seen)})
+        excluded |= {"global", "clients", "train"}
+    kinds = tuple(what for what in conditions["evaluation"].what if what not in excluded)
+    return experiment(method, **conditions | {"evaluation": replace(conditions["evaluation"], what=kinds)})
 
 
 def cases(compute: str) -> dict[str, Callable[[], Experiment]]:
     """All experiments by name: the methods, and settings of local training, layers and data."""
     images: dict[str, Any] = {"model": pictures, "federation": classes(SIZES, shape=(1, 6, 6))}
-    others: dict[str, tuple[str, dict[str, Any]]] = {
+    variants: dict[str, tuple[str, dict[str, Any]]] = {
         "a tensor on the host": ("fedavg", {"model": lambda: Misplaced(4, 3)}),
         "no evaluation": ("fedavg", {"evaluation": QUIET}),
         "momentum": ("fedavg", {"local": MOMENTUM}),
@@ -87,10 +87,10 @@ def cases(compute: str) -> dict[str, Callable[[], Experiment]]:
         "layers": ("fedavg", images),
         "layers, step by step": ("feddyn", images | {"local": CLIPPED}),
     }
-    named = {name: (name, {}) for name in methods.names()} | others
+    settings = {name: (name, {}) for name in methods.names()} | variants
     return {
-        name: lambda method=method, changes=changes: sized(method, compute=compute, **changes)
-        for name, (method, changes) in named.items()
+        name: lambda method=method, changes=changes: short_experiment(method, compute=compute, **changes)
+        for name, (method, changes) in settings.items()
     }
 
 
@@ -98,9 +98,9 @@ def outcome(make: Callable[[], Experiment]) -> dict[str, Any]:
     """An experiment's error in words, empty if it has none, and the lines of code at which the host waited."""
     device, error = PretendDevice(), ""
     try:
-        wanted = make()
+        trial = make()
         with device:
-            failures = federated.run(wanted).failures
+            failures = federated.run(trial).failures
         error = failures[0].trace or str(failures[0]) if failures else ""
     except Exception as raised:
         error = getattr(raised, "trace", "") or "".join(traceback.format_exception(raised))
@@ -112,12 +112,12 @@ def main() -> None:
     compute, *names = sys.argv[1:]
     logging.disable()
     round_.ROUNDING = float("inf")  # coefficients of numbers that are all ones need not lie on the simplex
-    federated.pick_device = lambda wanted, among=(): wanted
+    federated.pick_device = lambda device, among=(): device
     torch.Generator = HostGenerator  # type: ignore[misc]
     torch.set_num_threads(1)
     torch.autograd.set_multithreading_enabled(False)  # its threads are those of known devices
-    made = cases(compute)
-    json.dump({name: outcome(made[name]) for name in names or made}, sys.stdout)
+    experiments = cases(compute)
+    json.dump({name: outcome(experiments[name]) for name in names or experiments}, sys.stdout)
 
 
 if __name__ == "__main__":

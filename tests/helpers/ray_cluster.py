@@ -32,13 +32,13 @@ def processes_of(folder: str, seconds: float = 20) -> list[int]:
     assert folder
     deadline = time.monotonic() + seconds
     while True:
-        found = []
+        processes = []
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             try:
                 if folder.encode() in path.read_bytes() and int(path.parent.name) != os.getpid():
-                    found.append(int(path.parent.name))
+                    processes.append(int(path.parent.name))
             except OSError:
                 continue
-        if not found or time.monotonic() > deadline:
-            return found
+        if not processes or time.monotonic() > deadline:
+            return processes
         time.sleep(0.1)

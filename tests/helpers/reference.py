@@ -165,16 +165,16 @@ def centralised(world: World) -> FinalState:
 def fedavg_on_slice(world: World, shared: slice) -> FinalState:
     """FedAvg on a slice of θ; the rest stays at each client."""
     theta = world.start.copy()
-    own = dict.fromkeys(range(world.clients), world.start)
+    private = dict.fromkeys(range(world.clients), world.start)
     for t, rate, cohort in world.schedule():
         models = {}
         for i in cohort:
-            model = own[i].copy()
+            model = private[i].copy()
             model[shared] = theta[shared]
             models[i], _ = world.train(model, i, t, rate)
-        own |= models
+        private |= models
         theta[shared] = average(world, theta, models)[shared]
-    return FinalState(theta, own)
+    return FinalState(theta, private)
 
 
 def fedper(world: World) -> FinalState:

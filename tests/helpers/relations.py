@@ -96,15 +96,15 @@ class Words(nn.Module):
 class Hidden(nn.Module):
     """Counts its passes in a buffer of floats that is not stored, and counts on it."""
 
-    seen: Tensor
+    passes: Tensor
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("seen", torch.zeros(()), persistent=False)
+        self.register_buffer("passes", torch.zeros(()), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        self.seen += 0.1
-        return x * (1 + self.seen)
+        self.passes += 0.1
+        return x * (1 + self.passes)
 
 
 def tanh_layers(*after: nn.Module) -> nn.Module:
@@ -364,7 +364,7 @@ ATTACKS = {
     "label_flip": fl.attacks.LabelFlip(fraction=0.3),
     "backdoor": fl.attacks.Backdoor(fraction=0.3, size=1),
 }
-OWN: dict[str, dict[str, dict[str, Any]]] = {
+CLIENT_LOCALS: dict[str, dict[str, dict[str, Any]]] = {
     "none": {},
     "lengths": {"0": {"batch_size": 2}, "1": {"steps": 2}},
     "rates": {"*": {"lr": 0.04}, "2": {"momentum": 0.5, "clip": 0.5}},
@@ -400,7 +400,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "numbering": ("alike", "table", "written"),
     "attack": tuple(ATTACKS),
     "validation": (False, True),
-    "named": (False, True),
+    "has_names": (False, True),
     "unseen": (0, 1),
     "cohort": (None, 2),
     "drop_rate": (0.0, 0.3),
@@ -412,7 +412,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
         ("global", "clients", "average", "cohort", "train", "received"),
         ("global", "clients", "validation"),
     ),
-    "own": tuple(OWN),
+    "client_local": tuple(CLIENT_LOCALS),
     "presence": tuple(PRESENCE),
     "time": tuple(TIMES),
     "selection": tuple(SELECTIONS),
@@ -439,14 +439,14 @@ class Draw:
     numbering: str = "alike"
     attack: str = "none"
     validation: bool = False
-    named: bool = False
+    has_names: bool = False
     unseen: int = 0
     cohort: int | None = None
     drop_rate: float = 0.0
     sampling: str = "fixed"
     compute: str = "live"
     evaluation: tuple[str, ...] = ("global", "clients")
-    own: str = "none"
+    client_local: str = "none"
     presence: str = "everybody"
     time: str = "none"
     selection: str = "uniform"
@@ -455,33 +455,32 @@ class Draw:
     @classmethod
     def at_random(cls, draws: np.random.Generator) -> Draw:
         """Each field has its plainest filling or, three times in ten, any of the others."""
-        found = {
+        fillings = {
             name: choices[0 if draws.random() < 0.7 else draws.integers(1, len(choices))]
             for name, choices in CHOICES.items()
         }
-        found["seed"] = int(draws.integers(1000))
-        for (slot, name), needed in FITS.items():
-            if found[slot] == name:
-                found |= needed
-        found["validation"] |= "validation" in found["evaluation"]
-        if found["selection"] != "uniform":
-            found |= {"cohort": 2, "sampling": "fixed"}
-        if found["time"] != "none" or found["selection"] != "uniform":
-            found |= {"presence": "everybody"}
-        if found["time"] not in ("buffered", "asynchronous", "semi") and "staleness" in found["weighting"]:
-            found["weighting"] = "none"
-        return cls(**found)
+        fillings["seed"] = int(draws.integers(1000))
+        for (slot, name), conditions in FITS.items():
+            if fillings[slot] == name:
+                fillings |= conditions
+        fillings["validation"] |= "validation" in fillings["evaluation"]
+        if fillings["selection"] != "uniform":
+            fillings |= {"cohort": 2, "sampling": "fixed"}
+        if fillings["time"] != "none" or fillings["selection"] != "uniform":
+            fillings |= {"presence": "everybody"}
+        if fillings["time"] not in ("buffered", "asynchronous", "semi") and "staleness" in fillings["weighting"]:
+            fillings["weighting"] = "none"
+        return cls(**fillings)
 
     def __str__(self) -> str:
         """The fields that differ from the plainest, as Python."""
-        plain = Draw()
-        told = {one.name: getattr(self, one.name) for one in fields(self)}
-        return f"Draw({', '.join(f'{k}={v!r}' for k, v in told.items() if v != getattr(plain, k))})"
+        plain = vars(Draw())
+        return f"Draw({', '.join(f'{k}={v!r}' for k, v in vars(self).items() if v != plain[k])})"
 
     @property
     def method(self) -> Method:
-        made = Method("drawn", **{slot: names[getattr(self, slot)] for slot, names in PARTS.items()})
-        return for_networks(made, 2) if self.model == "several" else made
+        method = Method("drawn", **{slot: names[getattr(self, slot)] for slot, names in PARTS.items()})
+        return for_networks(method, 2) if self.model == "several" else method
 
     @property
     def is_text(self) -> bool:
@@ -509,31 +508,31 @@ class Draw:
         def arrays(labels: np.ndarray) -> Arrays:
             x = centres[labels] + draws.normal(size=(len(labels), FEATURES))
             if self.is_text:
-                kept = torch.from_numpy((np.abs(x * 2).astype(np.int64) + labels[:, None]) % VOCABULARY)
+                inputs = torch.from_numpy((np.abs(x * 2).astype(np.int64) + labels[:, None]) % VOCABULARY)
             elif self.model in ("wide", "two_ends"):
-                kept = torch.from_numpy(x)
+                inputs = torch.from_numpy(x)
             else:
-                kept = torch.from_numpy(x)[..., None, None]  # which can be augmented
-            return Arrays(kept, torch.from_numpy(labels), CLASSES)
+                inputs = torch.from_numpy(x)[..., None, None]  # which can be augmented
+            return Arrays(inputs, torch.from_numpy(labels), CLASSES)
 
         train, test = arrays(y), arrays(of_test)
-        aside = [part[:1] if self.validation and len(part) > 2 else part[:0] for part in rows]
-        kept = [np.setdiff1d(part, some) for part, some in zip(rows, aside, strict=True)]
-        own = [list(range(3 * i, 3 * i + 3 - i % 2)) for i in range(len(sizes))]
+        validation_rows = [part[:1] if self.validation and len(part) > 2 else part[:0] for part in rows]
+        train_rows = [np.setdiff1d(part, some) for part, some in zip(rows, validation_rows, strict=True)]
+        test_rows = [list(range(3 * i, 3 * i + 3 - i % 2)) for i in range(len(sizes))]
         relabel = None
         if self.numbering != "alike":
-            turned = draws.permuted(np.tile(np.arange(CLASSES), (len(sizes), 1)), axis=1)
-            relabel = torch.from_numpy(turned)
-        made = Federation(
-            Split(train, Index.of(kept), relabel),
-            Split(train, Index.of(aside), relabel),
-            Split(test, Index.of(own), relabel),
+            numbers = draws.permuted(np.tile(np.arange(CLASSES), (len(sizes), 1)), axis=1)
+            relabel = torch.from_numpy(numbers)
+        federation = Federation(
+            Split(train, Index.of(train_rows), relabel),
+            Split(train, Index.of(validation_rows), relabel),
+            Split(test, Index.of(test_rows), relabel),
             test,
-            names=("north", "south", "east", "west") if self.named else (),
+            names=("north", "south", "east", "west") if self.has_names else (),
             unseen=self.unseen,
             unlabelled=Unlabelled(test.x),
         )
-        return with_own_labels(made, CLASSES) if self.numbering == "written" else made
+        return with_own_labels(federation, CLASSES) if self.numbering == "written" else federation
 
     def experiment(self, **changes: Any) -> Experiment:
         torch.manual_seed(7)
@@ -560,7 +559,7 @@ class Draw:
             "device": "cpu",
             "engine": "serial",
             "compute": self.compute,
-            "client_local": OWN[self.own],
+            "client_local": CLIENT_LOCALS[self.client_local],
             "presence": PRESENCE[self.presence],
             "selection": SELECTIONS[self.selection],
             **TIMES[self.time],
@@ -601,8 +600,8 @@ def variant(experiment: Experiment, **how: Any) -> RunResult:
 def outputs(result: RunResult, x: Tensor, client: int | None = None) -> np.ndarray:
     """The outputs of the server's model, or of the one that a client uses, on inputs [N, ...]: [N, C]."""
     trained = result.trained
-    one = trained.server if client is None else trained.client(client)
-    return one.outputs(x).numpy()
+    model = trained.server if client is None else trained.client(client)
+    return model.outputs(x).numpy()
 
 
 def close(a: Any, b: Any, what: str, tolerance: float = CLOSE) -> None:
@@ -697,14 +696,14 @@ ORDERED = {  # what is drawn for a client by its number, or taken from one of th
         "combined_heads",
         "cores",
     ),
-    "own": ("none",),
+    "client_local": ("none",),
     "presence": ("everybody",),
     "time": ("none",),
     "selection": ("uniform",),
 }
 
 
-def picked(federation: Federation, order: np.ndarray) -> Federation:
+def reorder_clients(federation: Federation, order: np.ndarray) -> Federation:
     """The same clients in another order."""
 
     def pick(split: Split) -> Split:
@@ -730,42 +729,42 @@ def picked(federation: Federation, order: np.ndarray) -> Federation:
 )
 def clients_renumbered(draw: Draw) -> None:
     """Nothing depends on the numbers of clients whose batches hold all their samples."""
-    made = draw.experiment_or_refused()
+    experiment = draw.experiment_or_refused()
     order = np.array([2, 0, 1, 3] if draw.unseen else [2, 0, 3, 1])
-    first, second = base(draw), variant(replace(made, federation=picked(made.federation, order)))
+    first, second = base(draw), variant(replace(experiment, federation=reorder_clients(experiment.federation, order)))
     same_records(first, second)
-    x = made.federation.test.x
+    x = experiment.federation.test.x
     for new, old in enumerate(order.tolist()):
         close(outputs(first, x, old), outputs(second, x, new), f"client {old}")
 
 
-def relabelled(draw: Draw, made: Experiment, order: Tensor) -> Experiment:
+def rename_classes(draw: Draw, experiment: Experiment, order: Tensor) -> Experiment:
     """Class c is called order[c] by everybody: by the data, or by each client where these number the classes."""
-    done: dict[int, Arrays] = {}
+    copies: dict[int, Arrays] = {}
 
     def split(old: Split) -> Split:
         if old.relabel is not None:
             return replace(old, relabel=order[old.relabel])
-        done.setdefault(id(old.arrays), replace(old.arrays, y=order[old.arrays.y]))
-        return replace(old, arrays=done[id(old.arrays)])
+        copies.setdefault(id(old.arrays), replace(old.arrays, y=order[old.arrays.y]))
+        return replace(old, arrays=copies[id(old.arrays)])
 
-    federation = made.federation
+    federation = experiment.federation
     splits = {name: split(getattr(federation, name)) for name in ("train", "validation", "held_out")}
     test = replace(federation.test, y=order[federation.test.y]) if draw.alike else federation.test
-    teacher = made.teacher
+    teacher = experiment.teacher
     if isinstance(teacher, nn.Module) and draw.alike:  # elsewhere it speaks of the classes by their common numbers
-        rename(teacher, order)
-    make = made.model
+        rename_outputs(teacher, order)
+    make = experiment.model
 
     def model() -> nn.Module:
         net = make()
-        rename(net, order)
+        rename_outputs(net, order)
         return net
 
-    return replace(made, federation=replace(federation, test=test, **splits), model=model, teacher=teacher)
+    return replace(experiment, federation=replace(federation, test=test, **splits), model=model, teacher=teacher)
 
 
-def rename(net: nn.Module, order: Tensor) -> None:
+def rename_outputs(net: nn.Module, order: Tensor) -> None:
     """Let a network's outputs change places: the one at c goes to order[c]."""
     back = order.argsort()
     with torch.no_grad():
@@ -785,12 +784,12 @@ def rename(net: nn.Module, order: Tensor) -> None:
 )
 def classes_permuted(draw: Draw) -> None:
     """The numbers of classes are names."""
-    made, order = draw.experiment_or_refused(), torch.tensor([2, 0, 1])
-    first, second = base(draw), variant(relabelled(draw, made, order))
+    experiment, order = draw.experiment_or_refused(), torch.tensor([2, 0, 1])
+    first, second = base(draw), variant(rename_classes(draw, experiment, order))
     common = ("global", "train/", "average", "cohort/", "attack") if not draw.alike else ("attack",)
     same_records(first, second, without=common, tolerance=1e-7)
-    x = made.federation.test.x
-    for k in range(len(made.federation)):
+    x = experiment.federation.test.x
+    for k in range(len(experiment.federation)):
         close(outputs(first, x, k), outputs(second, x, k)[:, order], f"client {k}", 1e-7)
 
 
@@ -808,22 +807,22 @@ def classes_permuted(draw: Draw) -> None:
 )
 def features_permuted(draw: Draw) -> None:
     """The order of inputs is a convention, where the first layer is linear."""
-    made, order = draw.experiment_or_refused(), torch.tensor([3, 0, 1, 2])
-    federation, make = made.federation, made.model
-    done: dict[int, Arrays] = {}
+    experiment, order = draw.experiment_or_refused(), torch.tensor([3, 0, 1, 2])
+    federation, make = experiment.federation, experiment.model
+    copies: dict[int, Arrays] = {}
 
     def turn(arrays: Arrays) -> Arrays:
-        return done.setdefault(id(arrays), replace(arrays, x=arrays.x[:, order]))
+        return copies.setdefault(id(arrays), replace(arrays, x=arrays.x[:, order]))
 
     def model() -> nn.Module:
         net = make()
-        turned(net)
+        turn_inputs(net)
         return net
 
-    def turned(net: nn.Module) -> None:
+    def turn_inputs(net: nn.Module) -> None:
         networks = net.networks if isinstance(net, Several) else [net]
         for network in networks:
-            first = next(one for one in network.modules() if isinstance(one, nn.Linear))
+            first = next(layer for layer in network.modules() if isinstance(layer, nn.Linear))
             with torch.no_grad():
                 first.weight.copy_(first.weight[:, order].clone())
 
@@ -833,10 +832,10 @@ def features_permuted(draw: Draw) -> None:
     moved = replace(
         federation, test=turn(federation.test), unlabelled=Unlabelled(federation.unlabelled.x[:, order]), **splits
     )
-    teacher = made.teacher
+    teacher = experiment.teacher
     if isinstance(teacher, nn.Module):
-        turned(teacher)
-    first, second = base(draw), variant(replace(made, federation=moved, model=model, teacher=teacher))
+        turn_inputs(teacher)
+    first, second = base(draw), variant(replace(experiment, federation=moved, model=model, teacher=teacher))
     same_records(first, second, tolerance=1e-7)
     x = federation.test.x
     for k in range(len(federation)):
@@ -846,7 +845,7 @@ def features_permuted(draw: Draw) -> None:
 @relation(
     only={
         "local": ("whole",),
-        "own": ("none",),
+        "client_local": ("none",),
         "attack": ("none", "sign_flip"),
         "time": ("none",),  # twice as many samples take twice as long
         "selection": ("uniform", "weighted"),
@@ -862,29 +861,29 @@ def features_permuted(draw: Draw) -> None:
 )
 def samples_duplicated(draw: Draw) -> None:
     """Means over all of a client's samples do not change when each one is there twice, and so at everybody."""
-    made = draw.experiment_or_refused()
-    train = made.federation.train
+    experiment = draw.experiment_or_refused()
+    train = experiment.federation.train
     twice = replace(train, index=Index.of([np.concatenate([train.index[i]] * 2) for i in range(len(train))]))
-    first, second = base(draw), variant(replace(made, federation=replace(made.federation, train=twice)))
+    first, second = base(draw), variant(replace(experiment, federation=replace(experiment.federation, train=twice)))
     same_records(first, second, 1e-7)
-    x = made.federation.test.x
-    for k in range(len(made.federation)):
+    x = experiment.federation.test.x
+    for k in range(len(experiment.federation)):
         close(outputs(first, x, k), outputs(second, x, k), f"client {k}", 1e-7)
 
 
 @relation()
 def rows_anywhere_and_without_names(draw: Draw) -> None:
     """Where the arrays hold a client's rows changes no bit, and nor do the clients' names."""
-    made = draw.experiment_or_refused()
-    federation, arrays = made.federation, made.federation.train.arrays
+    experiment = draw.experiment_or_refused()
+    federation, arrays = experiment.federation, experiment.federation.train.arrays
     place = np.random.default_rng(1).permutation(len(arrays))  # of row r
     moved = arrays.take(np.argsort(place))
 
     def split(old: Split) -> Split:
         return Split(moved, Index(place[old.index.rows], old.index.offsets), old.relabel)
 
-    other = replace(federation, train=split(federation.train), validation=split(federation.validation), names=())
-    first, second = base(draw), variant(replace(made, federation=other))
+    rearranged = replace(federation, train=split(federation.train), validation=split(federation.validation), names=())
+    first, second = base(draw), variant(replace(experiment, federation=rearranged))
     same_records(first, second, 1e-12)  # a sum over all rows is in the order of clients
     same_state(first, second)
 
@@ -892,17 +891,17 @@ def rows_anywhere_and_without_names(draw: Draw) -> None:
 @relation(only={"numbering": ("table", "written")})
 def own_numbers_in_a_table_or_in_the_labels(draw: Draw) -> None:
     """What clients call the classes stands in a table or in their labels: both are refused, or equal."""
-    runs: list[RunResult | FedLoomError] = []
+    outcomes: list[RunResult | FedLoomError] = []
     for numbering in ("table", "written"):
         try:
-            runs.append(run(replace(draw, numbering=numbering, evaluation=("clients",)).experiment()))
+            outcomes.append(run(replace(draw, numbering=numbering, evaluation=("clients",)).experiment()))
         except FedLoomError as error:
-            runs.append(error)
-    refused = [isinstance(one, FedLoomError) for one in runs]
+            outcomes.append(error)
+    refused = [isinstance(outcome, FedLoomError) for outcome in outcomes]
     if all(refused):
-        raise Refused(str(runs[0]))
-    assert not any(refused), f"only one of two equal runs is refused: {runs[refused.index(True)]}"
-    first, second = runs
+        raise Refused(str(outcomes[0]))
+    assert not any(refused), f"only one of two equal runs is refused: {outcomes[refused.index(True)]}"
+    first, second = outcomes
     assert isinstance(first, RunResult)
     assert isinstance(second, RunResult)
     same_records(first, second, 1e-12, without=("attack",))
@@ -912,8 +911,8 @@ def own_numbers_in_a_table_or_in_the_labels(draw: Draw) -> None:
 @relation(only={"compute": ("live",)})
 def batched_is_live(draw: Draw) -> None:
     """A compute is a way of summing."""
-    made = draw.experiment_or_refused()
-    first, second = base(draw), variant(replace(made, compute="batched"))
+    experiment = draw.experiment_or_refused()
+    first, second = base(draw), variant(replace(experiment, compute="batched"))
     same_records(first, second, 1e-7)
     same_state(first, second, 1e-7)
 
@@ -921,8 +920,8 @@ def batched_is_live(draw: Draw) -> None:
 @relation()
 def processes_are_serial(draw: Draw) -> None:
     """An engine is a place."""
-    made = draw.experiment_or_refused()
-    first, second = base(draw), variant(replace(made, engine="processes", engine_settings={"workers": 2}))
+    experiment = draw.experiment_or_refused()
+    first, second = base(draw), variant(replace(experiment, engine="processes", engine_settings={"workers": 2}))
     same_records(first, second, 0.0)
     same_state(first, second)
 
@@ -930,29 +929,29 @@ def processes_are_serial(draw: Draw) -> None:
 @relation()
 def stopped_and_resumed_is_whole(draw: Draw) -> None:
     """A checkpoint holds all that a run needs."""
-    made, whole = draw.experiment_or_refused(), base(draw)
+    experiment, full_run = draw.experiment_or_refused(), base(draw)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        variant(made, out=out, checkpoint_every=1, keep=ROUNDS)
+        variant(experiment, out=out, checkpoint_every=1, keep=ROUNDS)
         back_to(out, 1 + draw.seed % (ROUNDS - 1))
-        second = variant(made, out=out, resume=True)
-    same_records(whole, second, 0.0)
-    same_state(whole, second)
+        second = variant(experiment, out=out, resume=True)
+    same_records(full_run, second, 0.0)
+    same_state(full_run, second)
 
 
 @relation()
 def loaded_is_recorded(draw: Draw) -> None:
     """A run directory gives the models of the run, to the bit, and they measure what the last record says."""
-    made = draw.experiment_or_refused()
+    experiment = draw.experiment_or_refused()
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         try:
-            first = run(made, out=out)
+            first = run(experiment, out=out)
         except FedLoomError as error:
             raise Refused(str(error)) from error
-        loaded = fl.load(out, made)
-        x = made.federation.test.x
-        for k in range(len(made.federation)):
+        loaded = fl.load(out, experiment)
+        x = experiment.federation.test.x
+        for k in range(len(experiment.federation)):
             assert np.array_equal(outputs(first, x, k), loaded.client(k).outputs(x).numpy()), f"client {k}"
         if has_server(draw) and not draw.method.adaptation.trains:
             assert np.array_equal(outputs(first, x), loaded.server.outputs(x).numpy()), "the server"
@@ -961,24 +960,28 @@ def loaded_is_recorded(draw: Draw) -> None:
 @relation()
 def measured_is_recomputed(draw: Draw) -> None:
     """Accuracies by hand and losses of each client's outputs, on its own samples alone, are those of the record."""
-    made, first = draw.experiment_or_refused(), base(draw)
-    federation, last = made.federation, first.history[-1]
+    experiment, first = draw.experiment_or_refused(), base(draw)
+    federation, last = experiment.federation, first.history[-1]
     hits, losses = [], []
     for k in range(len(federation)):
-        own = federation.held_out.client(k)
-        losses.append(first.trained.client(k).evaluate(own.x, own.y))
-        hits.append(float(np.mean(outputs(first, own.x, k).argmax(1) == own.y.numpy())))
+        samples = federation.held_out.client(k)
+        losses.append(first.trained.client(k).evaluate(samples.x, samples.y))
+        hits.append(float(np.mean(outputs(first, samples.x, k).argmax(1) == samples.y.numpy())))
     close(np.mean(hits), last["clients/accuracy/mean"], "clients/accuracy/mean")
     close(np.min(hits), last["clients/accuracy/worst"], "clients/accuracy/worst")
     for loss in losses[0].keys() - {"accuracy"}:
-        close(np.mean([one[loss] for one in losses]), last[f"clients/{loss}/mean"], f"clients/{loss}/mean")
+        close(
+            np.mean([client_losses[loss] for client_losses in losses]),
+            last[f"clients/{loss}/mean"],
+            f"clients/{loss}/mean",
+        )
     if "global" in draw.evaluation and has_server(draw) and "global/accuracy" in last:
         hit = np.mean(outputs(first, federation.test.x).argmax(1) == federation.test.y.numpy())
         close(hit, last["global/accuracy"], "global/accuracy")
 
 
 @relation(
-    only={"local": ("epochs",), "own": ("none",)},
+    only={"local": ("epochs",), "client_local": ("none",)},
     excluded={
         "model": ("dropout", "batch_norm", "batch_stats", "hidden"),  # which see a mini-batch, or count passes
         "objective": ("robustness",),
@@ -986,9 +989,9 @@ def measured_is_recomputed(draw: Draw) -> None:
 )
 def micro_batches_are_batches(draw: Draw) -> None:
     """Gradients of pieces of a mini-batch add up to that of the whole, or pieces are refused."""
-    made, first = draw.experiment_or_refused(), base(draw)
+    experiment, first = draw.experiment_or_refused(), base(draw)
     try:
-        pieces = replace(made, local=replace(made.local, micro_batch=3))
+        pieces = replace(experiment, local=replace(experiment.local, micro_batch=3))
     except FedLoomError as error:
         raise Refused(str(error)) from error
     second = variant(pieces)
@@ -999,11 +1002,11 @@ def micro_batches_are_batches(draw: Draw) -> None:
 @relation(only={"uplink": ("none",), "time": ("none",)})  # bytes take time
 def neutral_uplinks_change_nothing(draw: Draw) -> None:
     """What clips nothing, keeps all or adds up hidden shares leaves a run as it is."""
-    made, first = draw.experiment_or_refused(), base(draw)
+    experiment, first = draw.experiment_or_refused(), base(draw)
     name = list(NEUTRAL)[draw.seed % len(NEUTRAL)]
     part, tolerance = NEUTRAL[name]
     try:
-        second = run(replace(made, method=replace(made.method, uplink=(part,))))
+        second = run(replace(experiment, method=replace(experiment.method, uplink=(part,))))
     except FedLoomError as error:
         raise Refused(f"{name}: {error}") from error
     same_records(first, second, max(tolerance, CLOSE), without=("comm",))
@@ -1013,10 +1016,10 @@ def neutral_uplinks_change_nothing(draw: Draw) -> None:
 @relation()
 def evaluation_changes_no_training(draw: Draw) -> None:
     """What is measured, when, and how many samples at once changes nothing that is trained, and no other number."""
-    made, first = draw.experiment_or_refused(), base(draw)
+    experiment, first = draw.experiment_or_refused(), base(draw)
     try:
-        quiet = run(replace(made, evaluation=Evaluation(what=())))
-        pieces = run(replace(made, evaluation=Evaluation(what=draw.evaluation, every=2, batch_size=5)))
+        quiet = run(replace(experiment, evaluation=Evaluation(what=())))
+        pieces = run(replace(experiment, evaluation=Evaluation(what=draw.evaluation, every=2, batch_size=5)))
     except FedLoomError as error:
         raise AssertionError(f"refused for other settings of evaluation: {error}") from error
     same_state(first, quiet)
@@ -1059,11 +1062,11 @@ def bytes_by_hand(draw: Draw) -> None:
     added = [ENTRIES[slot].get(getattr(draw, slot), (0, 0, 0)) for slot in ENTRIES]
     down, up, single = (sum(column) for column in zip(*added, strict=True))
     clients = len(SIZES[draw.sizes]) - draw.unseen
-    told = 3 * clients if draw.mixing == "disco" else 0  # class counts, in the first round
+    class_counts = 3 * clients if draw.mixing == "disco" else 0  # class counts, in the first round
     for number, record in enumerate(first.history, start=1):
         close(record["comm/down_params"], clients * model * (1 + down), "down")
-        close(record["comm/up_params"], clients * (model * (1 + up) + single) + told * (number == 1), "up")
-        close(record["comm/bytes"], 8 * (number * clients * (model * (2 + down + up) + single) + told), "bytes")
+        close(record["comm/up_params"], clients * (model * (1 + up) + single) + class_counts * (number == 1), "up")
+        close(record["comm/bytes"], 8 * (number * clients * (model * (2 + down + up) + single) + class_counts), "bytes")
 
 
 # --- search ---------------------------------------------------------------------------
@@ -1073,11 +1076,11 @@ def bytes_by_hand(draw: Draw) -> None:
 class Count:
     """What became of draws."""
 
-    held: int = 0
-    refused: list[str] = field(default_factory=list)
+    successes: int = 0
+    refusals: list[str] = field(default_factory=list)
 
 
-def broken(name: str, draw: Draw) -> Exception | None:
+def failure(name: str, draw: Draw) -> Exception | None:
     """Why a relation does not hold for a draw; None if it holds, or there is nothing to compare."""
     try:
         check(name, draw)
@@ -1093,9 +1096,9 @@ def shrink(name: str, draw: Draw) -> Draw:
     plain, again = Draw(), True
     while again:
         again = False
-        for one in fields(draw):
-            simpler = replace(draw, **{one.name: getattr(plain, one.name)})
-            if simpler != draw and broken(name, simpler) is not None:
+        for f in fields(draw):
+            simpler = replace(draw, **{f.name: getattr(plain, f.name)})
+            if simpler != draw and failure(name, simpler) is not None:
                 draw, again = simpler, True
     return draw
 
@@ -1106,14 +1109,14 @@ def search(name: str, draw: Draw, count: Count) -> str | None:
     try:
         RELATIONS[name].check(draw)
     except Refused as reason:
-        count.refused.append(str(reason))
+        count.refusals.append(str(reason))
         return None
     except Exception:
         least = RELATIONS[name].fitted(shrink(name, draw))
-        error = broken(name, least)
+        error = failure(name, least)
         lines = "\n".join(str(error).strip().splitlines()[:8])
         return (
             f"from helpers.relations import Draw, check\n\ncheck({name!r}, {least})\n\n{type(error).__name__}: {lines}"
         )
-    count.held += 1
+    count.successes += 1
     return None

@@ -31,9 +31,9 @@ def back_to(out: Path, round: int) -> None:
 
 def keep_lines(out: Path, *numbers: int) -> None:
     """Cut the records down to the first few, or to those of the given rounds."""
-    kept = range(1, numbers[0] + 1) if len(numbers) == 1 else numbers
+    rounds = range(1, numbers[0] + 1) if len(numbers) == 1 else numbers
     lines = (out / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (out / "metrics.jsonl").write_text("".join(lines[number - 1] for number in kept))
+    (out / "metrics.jsonl").write_text("".join(lines[number - 1] for number in rounds))
 
 
 def truncate(path: Path) -> None:

@@ -15,9 +15,9 @@ GOOD, BAD, NEITHER = (
 def reviews(rows: int = 300) -> pd.DataFrame:
     """Sentences that two of their words tell to be of one class or the other, by several users."""
     draw = np.random.default_rng(0)
-    found = []
+    table = []
     for _ in range(rows):
         good = bool(draw.integers(2))
         words = [*draw.choice(NEITHER, 4), *draw.choice(GOOD if good else BAD, 2)]
-        found.append((" ".join(draw.permutation(words)), "yes" if good else "no", f"user {draw.integers(3)}"))
-    return pd.DataFrame(found, columns=["review", "said", "user"])
+        table.append((" ".join(draw.permutation(words)), "yes" if good else "no", f"user {draw.integers(3)}"))
+    return pd.DataFrame(table, columns=["review", "said", "user"])

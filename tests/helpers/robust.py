@@ -46,10 +46,10 @@ class Krum(slots.Mixing):
         near = max(n - int(self.hostile * n) - 2, 1)
         scores = []
         for i in range(n):
-            others = sorted(np.sum((updates[i] - updates[j]) ** 2) for j in range(n) if j != i)
-            scores.append(sum(others[:near]))
-        chosen = np.argsort(scores, kind="stable")[: self.selected or n - int(self.hostile * n)]
-        return np.isin(np.arange(n), chosen).astype(float)
+            distances = sorted(np.sum((updates[i] - updates[j]) ** 2) for j in range(n) if j != i)
+            scores.append(sum(distances[:near]))
+        selection = np.argsort(scores, kind="stable")[: self.selected or n - int(self.hostile * n)]
+        return np.isin(np.arange(n), selection).astype(float)
 
 
 class MultiKrum(Krum):
@@ -94,9 +94,9 @@ class CentredClipping(slots.Mixing):
 
     def weights(self, t: int, who: list[int], losses: Vector, updates: Vector) -> Vector:
         for _ in range(self.steps):
-            apart = updates - self.v
-            factors = np.minimum(1, self.radius / np.maximum(np.linalg.norm(apart, axis=1), 1e-300))
-            self.v = self.v + np.mean(apart * factors[:, None], axis=0)
+            differences = updates - self.v
+            factors = np.minimum(1, self.radius / np.maximum(np.linalg.norm(differences, axis=1), 1e-300))
+            self.v = self.v + np.mean(differences * factors[:, None], axis=0)
         return factors
 
     def combine(self, p: Vector, who: list[int], losses: Vector, updates: Vector, lr: float) -> Vector:
@@ -109,10 +109,12 @@ class FLTrust(slots.Mixing):
     everyone = True
 
     def weights(self, t: int, who: list[int], losses: Vector, updates: Vector) -> Vector:
-        g0, *others = updates
-        norms = [np.linalg.norm(g) or np.inf for g in others]  # a client that did not move has no direction
-        trust = [max(0.0, g @ g0 / (n * (np.linalg.norm(g0) or np.inf))) for g, n in zip(others, norms, strict=True)]
-        scaled = [np.linalg.norm(g0) / n * g for g, n in zip(others, norms, strict=True)]
+        g0, *client_updates = updates
+        norms = [np.linalg.norm(g) or np.inf for g in client_updates]  # a client that did not move has no direction
+        trust = [
+            max(0.0, g @ g0 / (n * (np.linalg.norm(g0) or np.inf))) for g, n in zip(client_updates, norms, strict=True)
+        ]
+        scaled = [np.linalg.norm(g0) / n * g for g, n in zip(client_updates, norms, strict=True)]
         if not any(trust):  # the paper divides by zero; nobody is followed then
             self.g = 0 * g0
             return np.ones(len(who))

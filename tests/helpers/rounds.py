@@ -19,7 +19,7 @@ def facts(clients: int = 1, rounds: int = 1, seed: int = 0) -> Facts:
 
 def round_info(
     samples: ArrayLike, losses: ArrayLike | None = None, *, cohort: ArrayLike | None = None, clients: int = 0,
-    **others: Any,
+    **fields: Any,
 ) -> RoundInfo:  # fmt: skip
     """A round of members with these numbers of samples [|S|] and losses [|S|], one local step each.
 
@@ -28,9 +28,9 @@ def round_info(
     """
     n = np.asarray(samples, dtype=np.int64)
     who = np.arange(len(n)) if cohort is None else np.asarray(cohort, dtype=np.int64)
-    usual: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "t": 0, "lr": 0.1, "cohort": who, "samples": n, "effective_steps": np.ones(len(n)),
         "facts": facts(clients or len(n)), "received": torch.zeros(0, dtype=torch.float64),
         "losses": None if losses is None else np.asarray(losses, dtype=np.float64),
     }  # fmt: skip
-    return RoundInfo(**usual | others)
+    return RoundInfo(**defaults | fields)

@@ -43,7 +43,7 @@ def experiment(method: Method | str = "fedavg", **changes: Any) -> Experiment:
     a predictor gets two networks that make samples, linear ones in the place of linear layers, and nothing is
     evaluated.
     """
-    made = methods.make(method, **GENTLE.get(method, {})) if isinstance(method, str) else method
+    method = methods.make(method, **GENTLE.get(method, {})) if isinstance(method, str) else method
     settings: dict[str, Any] = {
         "federation": None,
         "model": tanh_net,
@@ -58,27 +58,27 @@ def experiment(method: Method | str = "fedavg", **changes: Any) -> Experiment:
     settings |= changes
     if settings["federation"] is None:
         settings["federation"] = classes()
-    if made.personal.levels and not isinstance(made.personal, Architectures) and "model" not in changes:
-        settings["model"] = wide_net if isinstance(made.personal, WidthSlice) else two_ends
-    if isinstance(made.personal, PrivateNorm) and settings["model"] in (tanh_net, linear_layers):
+    if method.personal.levels and not isinstance(method.personal, Architectures) and "model" not in changes:
+        settings["model"] = wide_net if isinstance(method.personal, WidthSlice) else two_ends
+    if isinstance(method.personal, PrivateNorm) and settings["model"] in (tanh_net, linear_layers):
         plain = settings["model"]
         settings["model"] = lambda: with_norm(plain())
-    if not made.predicts:
-        settings["model"] = generative_net(made, settings["model"] is linear_layers)
+    if not method.predicts:
+        settings["model"] = generative_net(method, settings["model"] is linear_layers)
         settings["evaluation"] = QUIET
-    if not made.keeps_private:
+    if not method.keeps_private:
         settings["evaluation"] = QUIET
-    if made.needs("teacher"):
+    if method.needs("teacher"):
         settings.setdefault("teacher", teacher_net())
-    if made.needs("twin") and "augment" not in settings:
+    if method.needs("twin") and "augment" not in settings:
         make = settings["model"]
         settings |= {"federation": as_images(settings["federation"]), "model": lambda: Flattening(make())}
         settings["augment"] = (Shaken(),)
-    if made.needs("views") and "views" not in settings:
+    if method.needs("views") and "views" not in settings:
         make = settings["model"]
         settings |= {"federation": as_images(settings["federation"]), "model": lambda: Flattening(make())}
         settings["views"] = (Shaken(),)
-    return Experiment(made, **settings)
+    return Experiment(method, **settings)
 
 
 def go(method: Method | str = "fedavg", **changes: Any) -> RunResult:

@@ -17,7 +17,7 @@ from fedloom.base import fork_safety
 def with_gpu_in_sight(*actions: Callable[[], None]) -> None:
     """Run functions of a module in an interpreter whose autograd nothing has used yet: a new one, forked for each."""
     with ProcessPoolExecutor(1, mp.get_context("spawn"), initializer=_see_gpu) as fresh:
-        fresh.submit(_each, actions).result(timeout=300)
+        fresh.submit(_run_in_children, actions).result(timeout=300)
 
 
 def backward() -> None:
@@ -25,13 +25,13 @@ def backward() -> None:
     torch.ones(2, requires_grad=True).sum().backward()
 
 
-def _each(actions: tuple[Callable[[], None], ...]) -> None:
+def _run_in_children(actions: tuple[Callable[[], None], ...]) -> None:
     for action in actions:
         with ProcessPoolExecutor(1, mp.get_context("fork")) as child:
-            child.submit(_checked, action).result()
+            child.submit(_run_with_text, action).result()
 
 
-def _checked(action: Callable[[], None]) -> None:
+def _run_with_text(action: Callable[[], None]) -> None:
     """Run it; of exceptions only the text can travel, since those of pytest cannot be pickled."""
     try:
         action()

@@ -41,7 +41,7 @@ def matrix(clients: int, t: int, who: list[int], neighbours: Neighbours) -> Vect
     return b
 
 
-def found(world: World, thetas: Vector, shares: Vector | None = None) -> FinalState:
+def final_models(world: World, thetas: Vector, shares: Vector | None = None) -> FinalState:
     """The mean model, and those of all that took part at least once, as states."""
     mean = np.average(thetas, axis=0, weights=shares)
     moved = [r for r, theta in enumerate(thetas) if np.abs(theta - world.start).max() > 0]
@@ -65,15 +65,15 @@ def graph(
 
 
 def dpsgd(world: World) -> FinalState:
-    return found(world, graph(world, ring(world.clients), combine_first=True)[0])
+    return final_models(world, graph(world, ring(world.clients), combine_first=True)[0])
 
 
 def dfedavgm(world: World) -> FinalState:
-    return found(world, graph(world, ring(world.clients))[0])
+    return final_models(world, graph(world, ring(world.clients))[0])
 
 
 def gossip(world: World, seed: int = 0) -> FinalState:
-    return found(world, graph(world, pairs(world.clients, seed))[0])
+    return final_models(world, graph(world, pairs(world.clients, seed))[0])
 
 
 def sgp(world: World, one_peer: bool = True) -> FinalState:
@@ -93,12 +93,12 @@ def sgp(world: World, one_peer: bool = True) -> FinalState:
         for i in who:
             x[i] -= z[i] - world.train(z[i], i, t, rate)[0]
         x, w = push @ x, push @ w
-    result = found(world, x / w[:, None])
+    result = final_models(world, x / w[:, None])
     return FinalState(result.theta, states=result.states | {"server/topology/weights": w})
 
 
 def kgt(world: World) -> FinalState:
-    return found(world, graph(world, ring(world.clients), track=True)[0])
+    return final_models(world, graph(world, ring(world.clients), track=True)[0])
 
 
 def hierfavg(world: World, edges: int = 2, cloud_every: int = 1, members: str = "blocks") -> FinalState:
@@ -112,7 +112,7 @@ def hierfavg(world: World, edges: int = 2, cloud_every: int = 1, members: str = 
             thetas[e] = np.average([models[i] for i in here], axis=0, weights=world.n[here])
         if (t + 1) % cloud_every == 0:
             thetas[:] = np.average(thetas, axis=0, weights=mass)
-    return found(world, thetas, np.bincount(edge))
+    return final_models(world, thetas, np.bincount(edge))
 
 
 def cfl(world: World, mean_below: float = 0.4, some_above: float = 1.6, gamma: float = 0.0) -> FinalState:
@@ -134,8 +134,8 @@ def cfl(world: World, mean_below: float = 0.4, some_above: float = 1.6, gamma: f
             ):
                 ways = [{c[0], *rest} for n in range(len(c) - 1) for rest in combinations(c[1:], n)]
 
-                def cross(one: set[int], c: Any = c, delta: Any = delta) -> float:
-                    pairs = [(delta[i], delta[k]) for i in one for k in {*c} - one]
+                def cross(half: set[int], c: Any = c, delta: Any = delta) -> float:
+                    pairs = [(delta[i], delta[k]) for i in half for k in {*c} - half]
                     return max(a @ b / np.sqrt((a @ a) * (b @ b)) for a, b in pairs)
 
                 best = min(ways, key=cross)
@@ -143,21 +143,23 @@ def cfl(world: World, mean_below: float = 0.4, some_above: float = 1.6, gamma: f
                     parts = [sorted(best), sorted({*c} - best)]
             after += parts
         clusters = after
-    return found(world, thetas)
+    return final_models(world, thetas)
 
 
 def fedamp(world: World, mu: float = 1.0, alpha: float = 1.0, sigma: float = 1.0) -> FinalState:
-    u, own = np.tile(world.start, (world.clients, 1)), dict[int, Vector]()
+    u, private = np.tile(world.start, (world.clients, 1)), dict[int, Vector]()
     for t, rate, who in world.schedule():
         for i in who:
             pull: Any = lambda g, w, i=i: g + mu * (w - u[i])  # noqa: E731
-            own[i] = world.train(own.get(i, u[i]), i, t, rate, pull)[0]
+            private[i] = world.train(private.get(i, u[i]), i, t, rate, pull)[0]
         for i in who:
-            xi = {j: alpha / sigma * np.exp(-np.sum((own[i] - own[j]) ** 2) / sigma) for j in who if j != i}
+            xi = {j: alpha / sigma * np.exp(-np.sum((private[i] - private[j]) ** 2) / sigma) for j in who if j != i}
             large = max(sum(xi.values()), 1.0)
-            u[i] = own[i] + sum(x / large * (own[j] - own[i]) for j, x in xi.items())
-    result = found(world, u)
-    return FinalState(result.theta, states=result.states | {f"client {i}/personal/private": w for i, w in own.items()})
+            u[i] = private[i] + sum(x / large * (private[j] - private[i]) for j, x in xi.items())
+    result = final_models(world, u)
+    return FinalState(
+        result.theta, states=result.states | {f"client {i}/personal/private": w for i, w in private.items()}
+    )
 
 
 def pfedgraph(world: World, lam: float = 0.01, alpha: float = 0.8) -> FinalState:
@@ -168,20 +170,20 @@ def pfedgraph(world: World, lam: float = 0.01, alpha: float = 0.8) -> FinalState
         for i in who:
 
             def pull(g: Vector, v: Vector, to: Vector = u[i]) -> Vector:
-                long, other = np.linalg.norm(v), np.linalg.norm(to)
-                return g - lam * (to / (long * other) - (v @ to) * v / (long**3 * other))
+                v_norm, to_norm = np.linalg.norm(v), np.linalg.norm(to)
+                return g - lam * (to / (v_norm * to_norm) - (v @ to) * v / (v_norm**3 * to_norm))
 
             w[i] = world.train(u[i], i, t, rate, pull)[0]
         moved = {i: (v - world.start) / np.linalg.norm(v - world.start) for i, v in w.items()}
         share = world.n[who] / world.n[who].sum()
         for i in who:
-            wanted = share + np.array([moved[i] @ moved[j] for j in who]) / (2 * alpha)
-            low, high = wanted.min() - 1, wanted.max()
+            targets = share + np.array([moved[i] @ moved[j] for j in who]) / (2 * alpha)
+            low, high = targets.min() - 1, targets.max()
             for _ in range(100):
                 middle = (low + high) / 2
-                low, high = (middle, high) if np.maximum(wanted - middle, 0).sum() > 1 else (low, middle)
-            u[i] = sum(b * w[j] for b, j in zip(np.maximum(wanted - low, 0), who, strict=True))
-    result = found(world, u)
+                low, high = (middle, high) if np.maximum(targets - middle, 0).sum() > 1 else (low, middle)
+            u[i] = sum(b * w[j] for b, j in zip(np.maximum(targets - low, 0), who, strict=True))
+    result = final_models(world, u)
     return FinalState(result.theta, states=result.states | {"server/topology/first": world.start})
 
 
@@ -191,13 +193,13 @@ def apple(
 ) -> FinalState:  # fmt: skip
     """Luo & Wu 2022, algorithm 1: w^p_i = Σ_j p_ij w^c_j of the cores that i has downloaded last."""
     cores, first = np.tile(world.start, (world.clients, 1)), world.n / world.n.sum()
-    p, known, states, last = np.tile(first, (world.clients, 1)), {}, {}, int(span * world.rounds)
+    p, downloads, states, last = np.tile(first, (world.clients, 1)), {}, {}, int(span * world.rounds)
     for t, eta, who in world.schedule():
         after, lam = cores.copy(), 0.0
         if t < last:
             lam = 0.001 ** (t / last) if decay == "exponential" else (1 + np.cos(np.pi * t / last)) / 2
         for i in who:
-            w, pace = known.setdefault(i, np.tile(world.start, (world.clients, 1))), Pace(world, eta)
+            w, pace = downloads.setdefault(i, np.tile(world.start, (world.clients, 1))), Pace(world, eta)
             heard = [j for j in range(world.clients) if j != i]
             if models is not None:
                 heard = rng.stream(world.seed, "heard", t, i).choice(heard, models, replace=False)
@@ -210,7 +212,7 @@ def apple(
             after[i] = w[i]
             states |= {f"client {i}/personal/private": p[i] @ w, f"client {i}/personal/weights": p[i].copy()}
         cores = after
-    result = found(world, cores)
+    result = final_models(world, cores)
     return FinalState(result.theta, states=result.states | states)
 
 

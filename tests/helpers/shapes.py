@@ -72,14 +72,16 @@ def check_shapes(*packages: str) -> None:
 
 def wrap(module: ModuleType) -> None:
     """Replace what a module defines by what checks its annotations."""
-    classes = [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == module.__name__]
+    classes = [
+        value for value in vars(module).values() if isinstance(value, type) and value.__module__ == module.__name__
+    ]
     for kind in classes:
         fields = shapes_of(vars(kind).get("__annotations__", {}), module, of_records=False)
         if fields and (issubclass(kind, tuple) or dataclasses.is_dataclass(kind)):
             _records[kind] = fields
     for name, function in list(vars(module).items()):
         if isinstance(function, FunctionType) and function.__module__ == module.__name__:
-            setattr(module, name, checked(function, shapes_of(function.__annotations__, module)))
+            setattr(module, name, with_checks(function, shapes_of(function.__annotations__, module)))
     for kind in classes:
         for name, member in list(vars(kind).items()):
             function = member.__func__ if isinstance(member, classmethod | staticmethod) else member
@@ -89,7 +91,7 @@ def wrap(module: ModuleType) -> None:
             if name == "__init__" and kind in _records:
                 continue  # its fields are looked at where it is received
             hints = inherited(kind, name) | shapes_of(function.__annotations__, module)
-            wrapper = checked(function, hints)
+            wrapper = with_checks(function, hints)
             if wrapper is not function:
                 outer = type(member) if isinstance(member, classmethod | staticmethod | property) else None
                 setattr(kind, name, outer(wrapper) if outer else wrapper)
@@ -113,7 +115,9 @@ def has_shape(hint: Any, of_records: bool) -> bool:
     """Whether a hint holds a shape, or a record with some; what functions take and return is not looked at."""
     if isinstance(hint, type) and (issubclass(hint, jaxtyping.AbstractArray) or (of_records and hint in _records)):
         return True
-    return typing.get_origin(hint) is not Callable and any(has_shape(one, of_records) for one in typing.get_args(hint))
+    return typing.get_origin(hint) is not Callable and any(
+        has_shape(argument, of_records) for argument in typing.get_args(hint)
+    )
 
 
 def inherited(kind: type, name: str) -> Hints:
@@ -126,7 +130,7 @@ def inherited(kind: type, name: str) -> Hints:
     return {}
 
 
-def checked(function: Callable[..., Any], hints: Hints) -> Callable[..., Any]:
+def with_checks(function: Callable[..., Any], hints: Hints) -> Callable[..., Any]:
     """The function, which looks at the shapes of its arguments and result; itself if none is annotated."""
     if inspect.isgeneratorfunction(function):
         hints = {name: hint for name, hint in hints.items() if name != "return"}
@@ -134,11 +138,11 @@ def checked(function: Callable[..., Any], hints: Hints) -> Callable[..., Any]:
         return function
     names = tuple(inspect.signature(function).parameters)
     places = tuple((name, names.index(name)) for name in hints if name in names)
-    with_result, seen, test, left = "return" in hints, set(), -1, 0
+    with_result, combinations, test, left = "return" in hints, set(), -1, 0
 
-    def wrapper(*inputs: Any, **named: Any) -> Any:
+    def wrapper(*inputs: Any, **keywords: Any) -> Any:
         nonlocal test, left
-        result = function(*inputs, **named)
+        result = function(*inputs, **keywords)
         if test != Now.test:
             test, left = Now.test, CALLS
         if not left or compiler.is_compiling():  # there sizes are symbols, also where a model is exported
@@ -146,14 +150,14 @@ def checked(function: Callable[..., Any], hints: Hints) -> Callable[..., Any]:
         left -= 1
         key: list[Any] = []
         for name, at in places:
-            add_form(inputs[at] if at < len(inputs) else named.get(name), key)
+            add_form(inputs[at] if at < len(inputs) else keywords.get(name), key)
         if with_result:
             add_form(result, key)
-        if (combination := tuple(key)) not in seen:
-            values = {name: inputs[at] for name, at in places if at < len(inputs)} | named
+        if (combination := tuple(key)) not in combinations:
+            values = {name: inputs[at] for name, at in places if at < len(inputs)} | keywords
             values |= {"return": result} if with_result else {}
             look(function, {name: (hint, values[name]) for name, hint in hints.items() if name in values})
-            seen.add(combination)
+            combinations.add(combination)
         return result
 
     # warnings name the first caller outside FedLoom, so the wrapper stands in the module of what it wraps
@@ -178,8 +182,8 @@ def add_form(value: Any, key: list[Any]) -> None:
         key += (kind, value.shape, value.dtype)
     elif kind is tuple or kind is list:
         key.append(len(value))
-        for one in value:
-            add_form(one, key)
+        for item in value:
+            add_form(item, key)
     else:
         key.append(kind)
 
@@ -202,15 +206,17 @@ def look(function: Callable[..., Any], values: dict[str, tuple[Any, Any]]) -> No
             look(function, fields)
         else:
             flat |= fields
-    drawn = random.getstate()  # beartype draws the items of sequences that it looks at
+    state = random.getstate()  # beartype draws the items of sequences that it looks at
     with jaxtyping.jaxtyped("context"):
         for name, (hint, value) in flat.items():
             if isinstance(value, dict | list | tuple) and isinstance(hint, type):
                 continue  # a structure that a user's collate or model returned in place of a tensor
             if not is_bearable(value, hint):
-                seen = ", ".join(f"{one} {list(it.shape)}" for one, (_, it) in flat.items() if isinstance(it, Tensor))
-                pytest.fail(f"{function.__module__}.{function.__qualname__}: {name} is no {hint} among {seen}")
-    random.setstate(drawn)
+                sizes = ", ".join(
+                    f"{label} {list(it.shape)}" for label, (_, it) in flat.items() if isinstance(it, Tensor)
+                )
+                pytest.fail(f"{function.__module__}.{function.__qualname__}: {name} is no {hint} among {sizes}")
+    random.setstate(state)
 
 
 def is_nothing(value: Any) -> bool:

@@ -42,15 +42,15 @@ def places(path: Path, kind: str = "clients") -> dict[int, str]:
 
 def numbers(out: Path) -> dict[str, Any]:
     """What a run directory says, wherever it keeps its states."""
-    found = contents(out)
-    found["last checkpoint"] = found["last checkpoint"]["server.safetensors"]
-    return found
+    content = contents(out)
+    content["last checkpoint"] = content["last checkpoint"]["server.safetensors"]
+    return content
 
 
 def full_contents(out: Path) -> dict[str, Any]:
     """All that a run directory says, with its last checkpoint and the files to which that refers byte by byte."""
-    found = checkpoint.available(out / "checkpoint")
-    assert files(out) == set().union(*map(referenced_files, found)), "there are files that nobody needs"
-    states = {name: (out / name).read_bytes() for name in sorted(referenced_files(found[-1]))}
-    last = {path.name: path.read_bytes() for path in sorted(found[-1].iterdir())}
+    checkpoints = checkpoint.available(out / "checkpoint")
+    assert files(out) == set().union(*map(referenced_files, checkpoints)), "there are files that nobody needs"
+    states = {name: (out / name).read_bytes() for name in sorted(referenced_files(checkpoints[-1]))}
+    last = {path.name: path.read_bytes() for path in sorted(checkpoints[-1].iterdir())}
     return contents(out) | {"states": states, "last checkpoint": last}

@@ -24,13 +24,9 @@ def slopes(world: World, theta: Vector, x: Vector, y: Vector) -> tuple[Vector, V
     return -((1 - a**2) * w2[y]) @ w1, -outputs(world, theta, x)[np.arange(len(y)), y]
 
 
-def chosen(shape: tuple[int, ...], y: Vector) -> Vector:
-    return np.eye(shape[1])[y]
-
-
 def push(x: Vector, y: Vector) -> Vector:
     """Σ_k over the other samples of the class, one pair after the other."""
-    found = np.zeros_like(x)
+    force = np.zeros_like(x)
     for c in set(y.tolist()):
         rows = np.flatnonzero(y == c)
         squares = sorted(np.sum((x[i] - x[j]) ** 2) for i in rows for j in rows if i < j)
@@ -39,23 +35,23 @@ def push(x: Vector, y: Vector) -> Vector:
         h = max(squares[(len(squares) - 1) // 2] / np.log(len(rows)), 1e-4 * x.shape[1])
         for j in rows:
             for k in rows:
-                found[j] += 2 / h * (x[j] - x[k]) * np.exp(-np.sum((x[j] - x[k]) ** 2) / h) / len(rows)
-    return found
+                force[j] += 2 / h * (x[j] - x[k]) * np.exp(-np.sum((x[j] - x[k]) ** 2) / h) / len(rows)
+    return force
 
 
 def fedevg(
     world: World, per_class: int = 10, lam: float = 0.1, gamma: float = 1.0, sigma: float = 0.01, steps: int = 1,
     beta: float = 10.0, beta_final: float = 0.01, delta: float = 0.01, weights: str = "signed", repulsion: float = 0.0,
     blur: float = 1.0, magnitude: float = 0.0, clip: bool = True, schedule: str = "ddpm", clip_chain: bool = True,
-    clip_gradient: float | None = 3.0, labelled: str = "chain", kept: bool = False,
+    clip_gradient: float | None = 3.0, labelled: str = "chain", keep_models: bool = False,
 ) -> FinalState:  # fmt: skip
     classes, d = world.federation.classes, world.x.shape[1]
     many = classes * per_class
     x = stream(world.seed, "synthetic").normal(size=(many, d))
     y = np.arange(many) // per_class
-    own: dict[int, Vector] = {}
+    models: dict[int, Vector] = {}
     for t, rate, cohort in world.schedule():
-        told = {}
+        reports = {}
         for i in cohort:
             chain, numbers = x.copy(), count()
 
@@ -74,26 +70,26 @@ def fedevg(
                         chain[at] = np.clip(chain[at], 0, 1)
                 after = chain[at].copy()
                 before = {"chain": before, "received": x[at], "moved": after}[labelled]
-                real, made = world.x[rows], outputs(world, theta, after)
+                real, chain_logits = world.x[rows], outputs(world, theta, after)
                 logits = outputs(world, theta, real)
-                up, down = chosen(logits.shape, world.y[rows]), chosen(made.shape, y[at])
+                up, down = np.eye(classes)[world.y[rows]], np.eye(classes)[y[at]]
                 at_real = softmax(logits) - up - up + 2 * magnitude * up * logits  # cross entropy, E = -o_y, E²
-                at_made = down + 2 * magnitude * down * made
+                at_chain = down + 2 * magnitude * down * chain_logits
                 at_before = lam * (softmax(outputs(world, theta, before)) - down)
                 return (
                     backward(world, theta, real, at_real / len(rows))
-                    + backward(world, theta, after, at_made / len(at))
+                    + backward(world, theta, after, at_chain / len(at))
                     + backward(world, theta, before, at_before / len(at))
                 )
 
-            start = own.get(i, world.start) if kept else world.start
+            start = models.get(i, world.start) if keep_models else world.start
             model, _ = world.train(start, i, t, rate, gradient=gradient)
-            if kept:
-                own[i] = model
-            slope, said = slopes(world, model, x, y)
-            told[i] = np.exp(np.sign(-said) if weights == "signed" else -said), slope
-        top = sum(world.n[i] * e[:, None] * g for i, (e, g) in told.items())
-        bottom = sum(world.n[i] * e[:, None] for i, (e, _) in told.items())
+            if keep_models:
+                models[i] = model
+            slope, energy = slopes(world, model, x, y)
+            reports[i] = np.exp(np.sign(-energy) if weights == "signed" else -energy), slope
+        top = sum(world.n[i] * e[:, None] * g for i, (e, g) in reports.items())
+        bottom = sum(world.n[i] * e[:, None] for i, (e, _) in reports.items())
         size = beta_final + (beta - beta_final) / 2 * (1 + np.cos(np.pi * t / (world.rounds - 1)))
         if schedule == "ddpm":
             left = np.cos((np.arange(world.rounds + 1) / world.rounds + 0.008) / 1.008 * np.pi / 2) ** 2
@@ -101,11 +97,11 @@ def fedevg(
         noise = stream(world.seed, "synthetic", t).normal(size=x.shape)
         x = x - size * (top / bottom - (repulsion * push(x, y) if repulsion else 0)) + delta * noise
         x = np.clip(x, 0, 1) if clip else x
-    return FinalState(world.start, own, {f"server/{ENERGY}/x": x, f"server/{ENERGY}/y": y})
+    return FinalState(world.start, models, {f"server/{ENERGY}/x": x, f"server/{ENERGY}/y": y})
 
 
 def fedevg_kept(world: World, magnitude: float = 0.1, **settings: Any) -> FinalState:
-    return fedevg(world, magnitude=magnitude, kept=True, **settings)
+    return fedevg(world, magnitude=magnitude, keep_models=True, **settings)
 
 
 ORACLES = {"fedevg": fedevg, "fedevg_kept": fedevg_kept}

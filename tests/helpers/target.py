@@ -67,8 +67,8 @@ def ssa_gradient(a: Vector, first: Vector, second: Vector, variance: float, entr
     r1, r2 = (np.sqrt((y**2).sum(1, keepdims=True)) for y in (y1, y2))
     cos = (y1 * y2).sum(1, keepdims=True) / (r1 * r2)
     in_p = entropy * (np.log(p) + 1)
-    for z, y, r, other, far in ((first, y1, r1, y2, r2), (second, y2, r2, y1, r1)):
-        along = -(other / (r * far) - cos * y / r**2)  # of -cos in y
+    for z, y, r, y_other, r_other in ((first, y1, r1, y2, r2), (second, y2, r2, y1, r1)):
+        along = -(y_other / (r * r_other) - cos * y / r**2)  # of -cos in y
         along = along - variance / 2 * 2 * (y - 1 / y.shape[1]) / y.shape[1]  # of -(λ/2)(1/C) Σ (y_c - 1/C)²
         in_z = y * (along - (y * along).sum(1, keepdims=True))
         in_p = in_p + np.einsum("nkc,nc->k", z, in_z) / len(y)
@@ -91,12 +91,12 @@ def orders(world: World, t: int, epoch: int, size: int) -> list[Vector]:
     return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
-def said(world: World, models: dict[int, Vector], x: Vector) -> Vector:
+def cohort_logits(world: World, models: dict[int, Vector], x: Vector) -> Vector:
     """Logits [N, K, C] of the cohort."""
     return np.stack([outputs(world, model, x) for model in models.values()], 1)
 
 
-def mixed(world: World, decide: Callable[[int, dict[int, Vector]], Vector]) -> FinalState:
+def fedavg_with_weights(world: World, decide: Callable[[int, dict[int, Vector]], Vector]) -> FinalState:
     """θ ← Σ p_k θ_k with p from the round's models."""
     theta = world.start
     for t, rate, cohort in world.schedule():
@@ -119,34 +119,34 @@ def fedssa(
             return n / n.sum()
         a, adam = np.zeros(len(models)), Adam(lr)
         passes = int(np.ceil(steps / np.ceil(len(unlabelled(world)) / batch_size)))
-        drawn, done = min(draws, passes), 0
+        view_draws, step = min(draws, passes), 0
         for turn in range(passes):
-            one, other = (said(world, models, x) for x in views(world, t, turn * drawn // passes))
-            for rows in orders(world, t, turn, batch_size)[: steps - done]:
-                slope = ssa_gradient(a, one[rows], other[rows], variance, entropy)
+            first, second = (cohort_logits(world, models, x) for x in views(world, t, turn * view_draws // passes))
+            for rows in orders(world, t, turn, batch_size)[: steps - step]:
+                slope = ssa_gradient(a, first[rows], second[rows], variance, entropy)
                 a = a - (lr * slope if optimiser == "sgd" else adam.step(slope))
-                done += 1
+                step += 1
         return softmax(a)
 
-    return mixed(world, decide)
+    return fedavg_with_weights(world, decide)
 
 
 def fedssa_similarity(world: World) -> FinalState:
     def decide(t: int, models: dict[int, Vector]) -> Vector:
-        one, other = (softmax(said(world, models, x)) for x in views(world, t, 0))
-        cos = (one * other).sum(-1) / np.sqrt((one**2).sum(-1) * (other**2).sum(-1))
+        first, second = (softmax(cohort_logits(world, models, x)) for x in views(world, t, 0))
+        cos = (first * second).sum(-1) / np.sqrt((first**2).sum(-1) * (second**2).sum(-1))
         return cos.sum(0) / cos.sum()
 
-    return mixed(world, decide)
+    return fedavg_with_weights(world, decide)
 
 
 def fedssa_confidence(world: World) -> FinalState:
     def decide(t: int, models: dict[int, Vector]) -> Vector:
-        y = softmax(said(world, models, unlabelled(world)))
+        y = softmax(cohort_logits(world, models, unlabelled(world)))
         sure = (y**2).mean(-1) - y.mean(-1) ** 2
         return sure.sum(0) / sure.sum()
 
-    return mixed(world, decide)
+    return fedavg_with_weights(world, decide)
 
 
 def feddf(
@@ -156,7 +156,7 @@ def feddf(
     for t, rate, cohort in world.schedule():
         models = {i: world.train(theta, i, t, rate)[0] for i in cohort}
         theta = average(world, theta, models)
-        teacher = softmax(said(world, models, x).mean(1) / temperature)
+        teacher = softmax(cohort_logits(world, models, x).mean(1) / temperature)
         epochs = -(-steps * batch_size // len(x)) + 1
         batches = [rows for epoch in range(epochs) for rows in orders(world, t, epoch, batch_size)]
         adam = Adam(lr)
@@ -171,29 +171,29 @@ def fedmd(
     world: World, size: int = 500, epochs: int = 1, batch_size: int = 50, lam: float = 1.0, distance: str = "absolute"
 ) -> FinalState:
     """Communicate, aggregate, distribute, digest, revisit; the inputs of each round, and their order, are drawn."""
-    own, x = dict.fromkeys(range(world.clients), world.start), unlabelled(world)
-    chosen: list[Vector] = []
+    models, x = dict.fromkeys(range(world.clients), world.start), unlabelled(world)
+    subsets: list[Vector] = []
     scores: list[Vector] = []
     for t, rate, cohort in world.schedule():
         for i in cohort:
             if scores:  # digest
-                public, consensus = x[chosen[-2]], scores[-1]
+                public, consensus = x[subsets[-2]], scores[-1]
 
                 def slope(w: Vector, rows: Vector, public=public, consensus=consensus) -> Vector:
-                    apart = outputs(world, w, public[rows]) - consensus[rows]
-                    of_each = np.sign(apart) if distance == "absolute" else 2 * apart
-                    return backward(world, w, public[rows], lam * of_each / apart.size)
+                    differences = outputs(world, w, public[rows]) - consensus[rows]
+                    of_each = np.sign(differences) if distance == "absolute" else 2 * differences
+                    return backward(world, w, public[rows], lam * of_each / differences.size)
 
                 draws = stream(world.seed, "objective.1", t, i)
                 orders = [draws.permutation(len(public)) for _ in range(epochs)]
                 rows = [order[n : n + batch_size] for order in orders for n in range(0, len(order), batch_size)]
-                own[i] = world.descend(own[i], rows, rate, lambda g, w: g, slope)
-            own[i], _ = world.train(own[i], i, t, rate)  # revisit
-        if chosen:
-            scores.append(np.mean([outputs(world, own[i], x[chosen[-1]]) for i in cohort], axis=0))
-        chosen.append(stream(world.seed, "public inputs", t).permutation(len(x))[:size])
-    states = {"inputs": x[chosen[-2]], "scores": scores[-1], "next": x[chosen[-1]]}
-    return FinalState(world.start, own, {f"server/objective.1/{name}": value for name, value in states.items()})
+                models[i] = world.descend(models[i], rows, rate, lambda g, w: g, slope)
+            models[i], _ = world.train(models[i], i, t, rate)  # revisit
+        if subsets:
+            scores.append(np.mean([outputs(world, models[i], x[subsets[-1]]) for i in cohort], axis=0))
+        subsets.append(stream(world.seed, "public inputs", t).permutation(len(x))[:size])
+    states = {"inputs": x[subsets[-2]], "scores": scores[-1], "next": x[subsets[-1]]}
+    return FinalState(world.start, models, {f"server/objective.1/{name}": value for name, value in states.items()})
 
 
 ORACLES: dict[str, Callable[..., FinalState]] = {

@@ -62,11 +62,11 @@ def guarded_net(act: Callable[[], None]) -> Callable[[], nn.Module]:
 
 def suicide(times: int, diary: Path) -> Callable[[], None]:
     """Kill the current process (never the test's own) the first so many times it is called, by anyone."""
-    ours = os.getpid()
+    test_process = os.getpid()
 
     def act() -> None:
         deaths = diary.read_text().count("x") if diary.exists() else 0
-        if os.getpid() != ours and deaths < times:
+        if os.getpid() != test_process and deaths < times:
             with diary.open("a") as file:
                 file.write("x")
             os.kill(os.getpid(), signal.SIGKILL)

@@ -37,7 +37,7 @@ def losses(name: str, federation: Federation, **changes: Any) -> list[float]:
 def test_responses_on_validation_samples_never_touch_training_samples(name: str) -> None:
     """Other training samples change no response, other validation samples do; local work sees the former alone."""
     usual = losses(name, with_validation())
-    assert losses(name, with_validation(other=3)) == usual
+    assert losses(name, with_validation(moved_client=3)) == usual
     assert losses(name, with_validation(shift=0.5)) != usual
     moved = [theta(go(make(name), federation=with_validation(shift), local=WHOLE)) for shift in (0.0, 0.5)]
     assert np.array_equal(*moved), "response=train reads no validation sample"
