@@ -321,7 +321,5 @@ def test_dirichlet_over_clients_has_the_label_entropy_of_a_direct_simulation(alp
         partition_entropies.append(entropy(np.array([np.bincount(labels[rows], minlength=classes) for rows in index])))
         shares = np.random.default_rng(1000 + seed).dirichlet(np.full(clients, alpha), size=classes)
         direct_entropies.append(entropy(per_class * shares.T + 1e-9))
-    spread = np.std(direct_entropies) / np.sqrt(len(direct_entropies)) + np.std(partition_entropies) / np.sqrt(
-        len(partition_entropies)
-    )
+    spread = sum(np.std(values) / np.sqrt(len(values)) for values in (partition_entropies, direct_entropies))
     assert abs(np.mean(partition_entropies) - np.mean(direct_entropies)) < 4 * spread + 0.02
