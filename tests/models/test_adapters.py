@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedloom.base.errors import ConfigError
 from fedloom.models import models
 
-ASKED: dict[str, Any] = {}
+REQUESTS: dict[str, Any] = {}
 
 
 class EfficientNet(nn.Module):
@@ -51,8 +51,8 @@ class Text(nn.Module):
         self.embedding = nn.Embedding(11, 4)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> SimpleNamespace:
-        seen = self.embedding(input_ids) * attention_mask[..., None]
-        return SimpleNamespace(last_hidden_state=seen.cumsum(1).flip(1))
+        hidden = self.embedding(input_ids) * attention_mask[..., None]
+        return SimpleNamespace(last_hidden_state=hidden.cumsum(1).flip(1))
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> None:
@@ -64,28 +64,28 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> None
 
 @pytest.fixture
 def packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    def asked(name: str, make: Any) -> Any:
+    def recording(name: str, make: Any) -> Any:
         def factory(*args: Any, **settings: Any) -> nn.Module:
-            ASKED[name] = (args, settings)
+            REQUESTS[name] = (args, settings)
             return make()
 
         return factory
 
     def create_model(name: str, **settings: Any) -> nn.Module:
-        ASKED["timm"] = (name, settings)
+        REQUESTS["timm"] = (name, settings)
         if name == "nothing":
             raise RuntimeError("Unknown model (nothing)\nmore lines")
         return Pictures(settings["in_chans"], settings["num_classes"])
 
     auto = SimpleNamespace(
-        from_pretrained=asked("pretrained", Text),
-        from_config=asked("config", Text),
+        from_pretrained=recording("pretrained", Text),
+        from_config=recording("config", Text),
     )
     weights = SimpleNamespace(DEFAULT="the weights")
     stand_in(
         monkeypatch,
         "torchvision.models",
-        efficientnet_b0=asked("efficientnet", EfficientNet),
+        efficientnet_b0=recording("efficientnet", EfficientNet),
         EfficientNet_B0_Weights=weights,
     )
     vit = SimpleNamespace(fixed_input_size=True, classifier="fc", num_classes=1000)
@@ -114,17 +114,17 @@ def test_head_of_features_is_forward(packages: None, name: str) -> None:
 
 def test_what_the_packages_are_asked_for(packages: None) -> None:
     model = models.make("efficientnet_b0", classes=8, inputs=(3, 200, 200), pretrained=True)
-    assert ASKED["efficientnet"] == ((), {"weights": "the weights"})
+    assert REQUESTS["efficientnet"] == ((), {"weights": "the weights"})
     assert model.head.in_features == 6 * 49
     models.make("efficientnet_b0", classes=8, inputs=(3, 200, 200))
-    assert ASKED["efficientnet"] == ((), {"weights": None})
+    assert REQUESTS["efficientnet"] == ((), {"weights": None})
     models.make("timm", classes=8, inputs=(1, 8, 8))
     sized = {"pretrained": False, "num_classes": 0, "in_chans": 1, "img_size": (8, 8)}
-    assert ASKED["timm"] == ("vit_tiny_patch16_224", sized)
+    assert REQUESTS["timm"] == ("vit_tiny_patch16_224", sized)
     models.make("distilbert", classes=2, inputs=(7,), network="here")
-    assert ASKED["pretrained"] == (("here",), TRUST)
+    assert REQUESTS["pretrained"] == (("here",), TRUST)
     models.make("distilbert", classes=2, inputs=(7,), pretrained=False)
-    assert ASKED["config"] == ((f"config of distilbert-base-uncased{TRUST}",), TRUST)
+    assert REQUESTS["config"] == ((f"config of distilbert-base-uncased{TRUST}",), TRUST)
 
 
 @pytest.mark.parametrize("ending", ["safetensors", "pth", "pt"])
@@ -139,10 +139,10 @@ def test_weights_of_timm_come_from_a_file_with_or_without_their_classifier(
         parallel = {f"module.{name}": t for name, t in tensors.items()}
         torch.save({"state_dict": parallel, "epoch": 3} if ending == "pth" else tensors, path)
     x = torch.randn(4, 3, 8, 8)
-    kept = models.make("timm", classes=7, inputs=(3, 8, 8), weights=str(path), head=True)
-    assert torch.equal(kept(x), net(x))
-    assert torch.equal(kept.head.weight, net.fc.weight)  # type: ignore[union-attr]
-    assert all(name.startswith(("body.", "head.")) for name, _ in kept.named_parameters())
+    model = models.make("timm", classes=7, inputs=(3, 8, 8), weights=str(path), head=True)
+    assert torch.equal(model(x), net(x))
+    assert torch.equal(model.head.weight, net.fc.weight)  # type: ignore[union-attr]
+    assert all(name.startswith(("body.", "head.")) for name, _ in model.named_parameters())
     fresh = models.make("timm", classes=2, inputs=(3, 8, 8), weights=str(path))
     assert torch.equal(fresh.features(x), net.stem(x))  # type: ignore[operator]
     assert fresh(x).shape == (4, 2)
@@ -150,22 +150,22 @@ def test_weights_of_timm_come_from_a_file_with_or_without_their_classifier(
 
 def test_weights_and_classifiers_that_do_not_fit_are_refused_in_a_sentence(packages: None, tmp_path: Path) -> None:
     def refused(sentence: str, **settings: Any) -> None:
-        with pytest.raises(ConfigError, match=sentence) as caught:
+        with pytest.raises(ConfigError, match=sentence) as error:
             models.make("timm", classes=2, inputs=(3, 8, 8), **settings)
-        assert "\n" not in str(caught.value)
+        assert "\n" not in str(error.value)
 
     path = tmp_path / "net.pth"
     torch.save(Pictures(3, 7).state_dict(), path)
-    named = r"net.pth does not fit network 'vit_tiny_patch16_224': its "
-    refused(named + r"fc.weight is \[7, 5\], where \[2, 5\] is needed", weights=str(path), head=True)
+    prefix = r"net.pth does not fit network 'vit_tiny_patch16_224': its "
+    refused(prefix + r"fc.weight is \[7, 5\], where \[2, 5\] is needed", weights=str(path), head=True)
     torch.save(Pictures(1, 7).state_dict(), path)
-    refused(named + r"stem.1.weight is \[5, 64\], where \[5, 192\] is needed", weights=str(path))
+    refused(prefix + r"stem.1.weight is \[5, 64\], where \[5, 192\] is needed", weights=str(path))
     torch.save({**Pictures(3, 7).state_dict(), "more": torch.ones(1)}, path)
-    refused(named + r"more is \[1\], where nothing is needed", weights=str(path))
+    refused(prefix + r"more is \[1\], where nothing is needed", weights=str(path))
     torch.save({k: t for k, t in Pictures(3, 2).state_dict().items() if k != "fc.bias"}, path)
     refused(r"it has no fc.bias, of shape \[2\]\.$", weights=str(path), head=True)
-    for found in ([1, 2], {"a": 3}, {}):
-        torch.save(found, path)
+    for content in ([1, 2], {"a": 3}, {}):
+        torch.save(content, path)
         refused("net.pth holds no tensors by name", weights=str(path))
     for name in ("net.pth", "net.safetensors"):
         (tmp_path / name).write_bytes(b"no weights")

@@ -202,8 +202,8 @@ def test_labels_matter_and_samples_do_not_mix(kind: type) -> None:
     net = kind(4, (1, 8, 8), 6, width=8)
     write, read = (net.decoder, net.encoder) if kind is ConditionalVAE else (net.generator, net.discriminator)
     z, x = torch.randn(1, 6).repeat(4, 1), torch.rand(1, 1, 8, 8).repeat(4, 1, 1, 1)
-    for half, given in ((write, z), (read, x)):
-        out, again = half(given, torch.arange(4)).detach(), half(given[:1], torch.arange(1)).detach()
+    for half, inputs in ((write, z), (read, x)):
+        out, again = half(inputs, torch.arange(4)).detach(), half(inputs[:1], torch.arange(1)).detach()
         assert all(float((out[a] - out[b]).abs().max()) > 1e-4 for a in range(4) for b in range(a))
         torch.testing.assert_close(out[:1], again)
     torch.testing.assert_close(write(z), write(z, torch.zeros(4, dtype=torch.int64)))
@@ -219,8 +219,8 @@ def test_generators_run_for_many_clients_at_once(kind: type) -> None:
     z, y = torch.randn(3, 5, 6, dtype=torch.float64), torch.randint(4, (3, 5))
 
     def loss(p: dict[str, Tensor], x: Tensor, z: Tensor, y: Tensor) -> Tensor:
-        given = x if kind is ConditionalVAE else z
-        return functional_call(nets[0], p, (given, y)).square().sum()
+        inputs = x if kind is ConditionalVAE else z
+        return functional_call(nets[0], p, (inputs, y)).square().sum()
 
     together = vmap(grad(loss))(params, x, z, y)
     for k, net in enumerate(nets):
@@ -301,10 +301,10 @@ def test_a_variational_autoencoder_learns_digits_by_class() -> None:
         optimiser.step()
     labels = torch.arange(10).repeat_interleave(20)
     with torch.no_grad():
-        made = net.decode(torch.randn(200, 8), labels)
+        samples = net.decode(torch.randn(200, 8), labels)
     centres = torch.stack([x[y == c].mean(0) for c in range(10)])
-    named = torch.cdist(made.flatten(1), centres.flatten(1)).argmin(1)
-    assert float((named == labels).float().mean()) > 0.8
+    nearest = torch.cdist(samples.flatten(1), centres.flatten(1)).argmin(1)
+    assert float((nearest == labels).float().mean()) > 0.8
 
 
 @pytest.mark.exhaustive
@@ -315,20 +315,20 @@ def test_an_adversarial_pair_learns_from_both_sides() -> None:
     net = ConditionalGAN(10, (1, 8, 8), 8, width=16)
     judge = torch.optim.Adam(net.discriminator.parameters(), 1e-3)
     maker = torch.optim.Adam(net.generator.parameters(), 1e-3)
-    told, made = [], []
+    judge_losses, maker_losses = [], []
     for _ in range(60):
         rows, z = torch.randint(len(x), (64,)), torch.randn(64, 8)
         loss = nn.functional.softplus(-net.discriminate(x[rows], y[rows])) + nn.functional.softplus(net(z, y[rows]))
         judge.zero_grad()
         loss.mean().backward()
         judge.step()
-        told.append(float(loss.detach().mean()))
+        judge_losses.append(float(loss.detach().mean()))
     for _ in range(60):
         rows, z = torch.randint(len(x), (64,)), torch.randn(64, 8)
         loss = nn.functional.softplus(-net(z, y[rows])).mean()
         maker.zero_grad()
         loss.backward()
         maker.step()
-        made.append(float(loss.detach()))
-    assert told[-1] < 0.5 < told[0]  # 2 log 2 if it knew nothing
-    assert made[-1] < 0.5 * made[0]
+        maker_losses.append(float(loss.detach()))
+    assert judge_losses[-1] < 0.5 < judge_losses[0]  # 2 log 2 if it knew nothing
+    assert maker_losses[-1] < 0.5 * maker_losses[0]

@@ -70,7 +70,7 @@ def in_cache(m: Any, h: Tensor) -> Tensor:
     return h
 
 
-def drawn(m: Any, h: Tensor) -> Tensor:
+def random_scale(m: Any, h: Tensor) -> Tensor:
     return h * torch.rand(()) + random.random() + float(np.random.rand())
 
 
@@ -85,7 +85,7 @@ ALONE: dict[str, Callable[[], nn.Module]] = {
     "batch statistics": lambda: Odd(through, nn.BatchNorm1d(4)),
     "layer norm": lambda: Odd(through, nn.LayerNorm(4)),
     "spectral norm": lambda: Odd(through, nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4))),
-    "random numbers": lambda: Odd(drawn),
+    "random numbers": lambda: Odd(random_scale),
     "sent buffer": lambda: Odd(in_sent_buffer),
     "cache that nothing reads": lambda: Odd(in_cache),
 }
@@ -103,20 +103,20 @@ REMEMBERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
 }
 
 
-def probed(model: nn.Module) -> ModelTraits:
+def traits_of(model: nn.Module) -> ModelTraits:
     return traits(model, Layout.of(model), X)
 
 
 @pytest.mark.parametrize("name", ALONE)
 def test_models_that_compute_each_sample_alone_are_not_accused(name: str) -> None:
-    found = probed(ALONE[name]())
-    assert (found.memory, found.mixes) == (None, False)
-    assert found.mixes_in_training == (name in ("batch statistics", "sent buffer"))
+    model_traits = traits_of(ALONE[name]())
+    assert (model_traits.memory, model_traits.mixes) == (None, False)
+    assert model_traits.mixes_in_training == (name in ("batch statistics", "sent buffer"))
 
 
 @pytest.mark.parametrize("name", MIXES)
 def test_a_model_whose_evaluation_mixes_samples_is_refused(name: str) -> None:
-    assert probed(MIXES[name]()) == ModelTraits(None, True, True)
+    assert traits_of(MIXES[name]()) == ModelTraits(None, True, True)
     with pytest.raises(
         ConfigError, match=r"depend on the others of its batch even in evaluation, .* running statistics"
     ):
@@ -126,7 +126,7 @@ def test_a_model_whose_evaluation_mixes_samples_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", REMEMBERS)
 def test_a_model_that_remembers_its_passes_is_refused(name: str) -> None:
     model, where = REMEMBERS[name]
-    assert probed(model()) == ModelTraits(where)
+    assert traits_of(model()) == ModelTraits(where)
     with pytest.raises(
         ConfigError, match=rf"forward pass changes {where}, which is not part of the model that is sent"
     ):
@@ -137,7 +137,7 @@ def test_what_mixes_in_training_alone_has_no_gradient_of_each_sample() -> None:
     def model() -> nn.Module:
         return Odd(lambda m, h: h - h.mean(0) if m.training else h)
 
-    assert probed(model()) == ModelTraits(None, False, True)
+    assert traits_of(model()) == ModelTraits(None, False, True)
     assert not go(model=model, rounds=1).failures
     with pytest.raises(ConfigError, match=r"local\.dp_clip needs the gradient of each sample, but the model's outputs"):
         go(model=model, local=Local(epochs=1, batch_size=4, lr=0.1, dp_clip=1.0))
@@ -147,7 +147,7 @@ def test_a_probe_leaves_the_model_and_random_numbers_as_they_were() -> None:
     model = Odd(in_attribute).train()
     states = torch.get_rng_state(), random.getstate(), str(np.random.get_state())
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    probed(model)
+    traits_of(model)
     assert (model.calls, model.training, len(model.seen)) == (0, True, 1)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert torch.equal(states[0], torch.get_rng_state())
@@ -168,8 +168,8 @@ def test_our_own_networks_need_no_probe(name: str) -> None:
     except ConfigError:  # it needs larger images
         model = models.make(name, classes=3, inputs=(shape := (3, 32, 32)))
     x = torch.randint(0, 5, (5, *shape)) if name == "stacked_lstm" else torch.randn(5, *shape)
-    found = traits(model, Layout.of(model), x)
-    assert (found.memory, found.mixes) == (None, False)
+    model_traits = traits(model, Layout.of(model), x)
+    assert (model_traits.memory, model_traits.mixes) == (None, False)
 
 
 def test_our_own_networks_are_not_probed_in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:

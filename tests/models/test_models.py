@@ -187,10 +187,10 @@ def test_zero_start_is_a_switch() -> None:
     ],
 )
 def test_impossible_settings_end_in_one_sentence(name: str, inputs: tuple, settings: dict, sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence) as caught:
+    with pytest.raises(ConfigError, match=sentence) as error:
         make(name, inputs, **settings)
-    assert str(caught.value).endswith(".")
-    assert "\n" not in str(caught.value)
+    assert str(error.value).endswith(".")
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -21,17 +21,17 @@ MODEL = partial(models.make, "logistic", classes=2, inputs=(4,))
 @pytest.mark.parametrize("compute", ["live", "batched"])
 def test_one_logit_at_twice_the_rate_is_two_logits(compute: str) -> None:
     """Two logits move apart by twice the step; from zero both stay opposite, so that their difference is the one."""
-    predicted = []
-    for one, rate in ((True, 0.2), (False, 0.1)):
-        made = experiment(
-            "fedavg", federation=classes(labels=2), model=partial(MODEL, one_logit=one), compute=compute,
+    predictions = []
+    for one_logit, rate in ((True, 0.2), (False, 0.1)):
+        conditions = experiment(
+            "fedavg", federation=classes(labels=2), model=partial(MODEL, one_logit=one_logit), compute=compute,
             local=Local(epochs=2, batch_size=4, lr=rate),
         )  # fmt: skip
-        model = run(made).model.double()
+        model = run(conditions).model.double()
         with torch.no_grad():
-            predicted.append(model(made.federation.test.x).softmax(1).numpy())
-    np.testing.assert_allclose(*predicted, rtol=0, atol=1e-12)
-    assert np.ptp(predicted[0]) > 0.1
+            predictions.append(model(conditions.federation.test.x).softmax(1).numpy())
+    np.testing.assert_allclose(*predictions, rtol=0, atol=1e-12)
+    assert np.ptp(predictions[0]) > 0.1
 
 
 def test_one_logit_is_for_two_classes() -> None:

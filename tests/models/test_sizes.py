@@ -13,7 +13,7 @@ from fedloom.models import EarlyExit, in_exit, macs, models
 from fedloom.models.deep import PreBlock
 
 
-def measured(name: str, classes: int, inputs: tuple[int, ...], **settings: Any) -> tuple[int, int]:
+def parameters_and_macs(name: str, classes: int, inputs: tuple[int, ...], **settings: Any) -> tuple[int, int]:
     with torch.device("meta"):
         model = models.make(name, classes=classes, inputs=inputs, **settings)
     return sum(p.numel() for p in model.parameters()), macs(model, inputs)
@@ -59,14 +59,14 @@ TINY = [
 def test_networks_for_cifar100(
     name: str, settings: dict[str, Any], millions: float, count: float, digit: float, norm: str
 ) -> None:
-    parameters, cost = measured(name, 100, (3, 32, 32), norm=norm, **settings)
+    parameters, cost = parameters_and_macs(name, 100, (3, 32, 32), norm=norm, **settings)
     assert near(parameters, count, digit)
     assert near(cost / 1e6, millions, 1)
 
 
 @pytest.mark.parametrize(("name", "millions", "count", "digit"), TINY)
 def test_networks_for_tinyimagenet(name: str, millions: float, count: float, digit: float) -> None:
-    parameters, cost = measured(name, 200, (3, 64, 64))
+    parameters, cost = parameters_and_macs(name, 200, (3, 64, 64))
     assert near(parameters, count, digit)
     assert near(cost / 1e6, millions, 1)
 
@@ -91,11 +91,11 @@ def test_networks_for_tinyimagenet(name: str, millions: float, count: float, dig
 def test_parameters(
     name: str, classes: int, inputs: tuple[int, ...], settings: dict[str, Any], count: float, digit: float
 ) -> None:
-    assert near(measured(name, classes, inputs, **settings)[0], count, digit)
+    assert near(parameters_and_macs(name, classes, inputs, **settings)[0], count, digit)
 
 
 def test_mobilenet_costs_what_its_paper_says() -> None:
-    assert round(measured("mobilenet", 1000, (3, 224, 224))[1] / 1e6) == 569
+    assert round(parameters_and_macs("mobilenet", 1000, (3, 224, 224))[1] / 1e6) == 569
 
 
 def test_macs_by_hand() -> None:

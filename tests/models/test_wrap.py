@@ -31,7 +31,7 @@ class Net(nn.Module):
         return out.log_softmax(1) if self.after else out
 
 
-def given(method: str, module: nn.Module | None = None, **changes: object) -> Experiment:
+def experiment_with(method: str, module: nn.Module | None = None, **changes: object) -> Experiment:
     return experiment(method, model=lambda: Net() if module is None else module, **changes)
 
 
@@ -68,23 +68,23 @@ def test_what_cannot_be_wrapped() -> None:
 @pytest.mark.parametrize("method", ["fedrep", "fedper", "lg_fedavg", "moon", "fedproto", "knn_per"])
 def test_methods_that_need_a_head_name_the_remedy_before_anything_is_written(method: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"wrap the module, like fedloom.wrap\(module, head='deep.end.2'\)\.$"):
-        run(given(method), tmp_path / "run")
+        run(experiment_with(method), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    result = run(given(method, wrap(Net(), "deep.end.2").double()), tmp_path / "run")
+    result = run(experiment_with(method, wrap(Net(), "deep.end.2").double()), tmp_path / "run")
     assert result.summary["status"] == "finished"
 
 
 def test_a_layer_in_the_middle_is_named_where_what_follows_it_does_not_fit() -> None:
     sentence = r"^layer 'first' cannot be cut off as the head: mat1 and mat2.*; it is not the last layer, or"
     with pytest.raises(ConfigError, match=sentence):
-        run(given("fedavg", wrap(Net(), "first").double()))
+        run(experiment_with("fedavg", wrap(Net(), "first").double()))
     with pytest.raises(ConfigError, match=r"does not take inputs of shape \(4,\): mat1 and mat2"):  # uncut, too
-        run(given("fedavg", wrap(nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)), "1").double()))
+        run(experiment_with("fedavg", wrap(nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)), "1").double()))
 
 
 def test_a_head_that_is_not_last_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"layer 'deep\.end\.2' is not the last one"):
-        run(given("fedavg", wrap(Net(after=True), "deep.end.2")), tmp_path / "run")
+        run(experiment_with("fedavg", wrap(Net(after=True), "deep.end.2")), tmp_path / "run")
 
     class Liar(nn.Linear):
         def __init__(self) -> None:
@@ -95,7 +95,7 @@ def test_a_head_that_is_not_last_is_refused_before_anything_is_written(tmp_path:
             return x
 
     with pytest.raises(ConfigError, match=r"head\(features\(x\)\) of Liar is not its forward\(x\)"):
-        run(given("moon", Liar()), tmp_path / "run")
+        run(experiment_with("moon", Liar()), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

@@ -72,8 +72,8 @@ def test_transformers_on_images_and_from_a_folder(tmp_path: Path) -> None:
     net = package.AutoModelForSequenceClassification.from_config(config)
     net.save_pretrained(tmp_path / "net")
     x = torch.randint(1, 20, (2, 6))
-    made = models.make("transformers", classes=3, inputs=(6,), network=str(tmp_path / "net"), pretrained=True).eval()
-    torch.testing.assert_close(made(x), net.eval()(input_ids=x).logits)
+    loaded = models.make("transformers", classes=3, inputs=(6,), network=str(tmp_path / "net"), pretrained=True).eval()
+    torch.testing.assert_close(loaded(x), net.eval()(input_ids=x).logits)
     with pytest.raises(ConfigError, match="model 'transformers' could not be created"):
         models.make("transformers", classes=3, inputs=(6,), network=str(tmp_path / "nothing"))
 
@@ -97,16 +97,16 @@ def test_low_rank_adapters_are_trained_and_one_factor_stays_at_the_clients() -> 
         method, sentences(), lambda: text("distilbert", lora=2), rounds=2, local=Local(steps=3, batch_size=4, lr=0.5)
     )
     layout = result.trained.plan.layout
-    kept = [leaf.name for leaf in layout.parameters if "lora_B" in leaf.name]
-    assert layout.size - layout.shared_size == sum(leaf.size for leaf in layout.parameters if leaf.name in kept)
-    one, two = (dict(result.trained.client(k).module.named_parameters()) for k in (0, 1))
+    private = [leaf.name for leaf in layout.parameters if "lora_B" in leaf.name]
+    assert layout.size - layout.shared_size == sum(leaf.size for leaf in layout.parameters if leaf.name in private)
+    first, second = (dict(result.trained.client(k).module.named_parameters()) for k in (0, 1))
     frozen = dict(text("distilbert", lora=2).named_parameters())
-    for name, value in one.items():
-        same = torch.equal(value, two[name])
+    for name, value in first.items():
+        same = torch.equal(value, second[name])
         assert same != ("lora_B" in name), name
         if not value.requires_grad:
             assert torch.equal(value, frozen[name]), name
-    assert any("lora_A" in name and not torch.equal(value, frozen[name]) for name, value in one.items())
+    assert any("lora_A" in name and not torch.equal(value, frozen[name]) for name, value in first.items())
 
 
 def test_adapters_must_be_there(tmp_path: Path) -> None:
@@ -144,18 +144,18 @@ def test_pretrained_networks_on_both_sides_of_a_distillation(tmp_path: Path, mon
     timm = pytest.importorskip("timm")
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
-    taught = timm.create_model("resnet10t", num_classes=10, in_chans=1)
-    torch.save(taught.state_dict(), "teacher.pth")
+    teacher = timm.create_model("resnet10t", num_classes=10, in_chans=1)
+    torch.save(teacher.state_dict(), "teacher.pth")
     torch.save(timm.create_model("resnet10t", num_classes=3, in_chans=1).state_dict(), "student.pth")
     words = ("teacher=timm", "teacher.network=resnet10t", "teacher.head=true", "teacher_epochs=0", "samples=60")
     words += ("model=timm", "model.network=resnet10t", "model.weights=student.pth", "epochs=2", "method=kd", "out=run")
     assert main(["distill", "-q", "test_samples=40", "teacher.weights=teacher.pth", *words]) == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     data = fl.data.federate("digits", "iid", clients=1, held_out=0.0)
-    assert summary["teacher"]["parameters"] == sum(p.numel() for p in taught.parameters())
+    assert summary["teacher"]["parameters"] == sum(p.numel() for p in teacher.parameters())
     assert summary["student"]["parameters"] == summary["teacher"]["parameters"]
     assert summary["passes"] == 2
     assert not (tmp_path / "run" / "teacher").exists()
-    kept = models.make("timm", classes=10, inputs=(1, 8, 8), network="resnet10t", head=True, weights="teacher.pth")
+    loaded = models.make("timm", classes=10, inputs=(1, 8, 8), network="resnet10t", head=True, weights="teacher.pth")
     x = data.test.x[:5]
-    assert torch.allclose(kept.eval()(x), taught.eval()(x), atol=1e-6)
+    assert torch.allclose(loaded.eval()(x), teacher.eval()(x), atol=1e-6)

@@ -71,12 +71,12 @@ class Branching(nn.Module):
 
 @pytest.mark.parametrize("method", ["feddyn", "fedntd", "superfed_mm"])
 def test_gradients_in_turn_are_those_of_one_pass(method: str) -> None:
-    one, turn = (
+    one_pass, in_turn = (
         go(method, model=lambda looks=looks: Branching(looks), local=local(dp_clip=0.5, dp_noise=0.3))
         for looks in (False, True)
     )
-    assert not turn.failures
-    assert_same_run(one, turn, 1e-12)
+    assert not in_turn.failures
+    assert_same_run(one_pass, in_turn, 1e-12)
 
 
 def recurrent() -> nn.Module:
@@ -90,7 +90,10 @@ def test_networks_that_pytorch_does_not_vectorise_are_trained_all_the_same(kind:
         federation, model = classes(shape=(1, 8, 8)), partial(models.make, kind, classes=3, inputs=(1, 8, 8))
     else:
         federation, model = classes(shape=(6,)), recurrent
-        tokens = [replace(one, x=one.x.abs().long().clamp(max=4)) for one in (federation.train.arrays, federation.test)]
+        tokens = [
+            replace(arrays, x=arrays.x.abs().long().clamp(max=4))
+            for arrays in (federation.train.arrays, federation.test)
+        ]
         splits = {name: getattr(federation, name) for name in ("train", "validation", "held_out")}
         moved = {k: replace(v, arrays=tokens[0 if k == "train" else 1]) for k, v in splits.items()}
         federation = replace(federation, test=tokens[1], unlabelled=None, **moved)
@@ -106,7 +109,7 @@ def test_a_round_by_numpy(poisson: bool) -> None:
     """Multinomial logistic regression by hand: gradients (p - e_y) ⊗ (x, 1), one by one."""
     federation, C, z = classes((9,)), 0.7, 1.3
     settings = Local(steps=3, batch_size=4, lr=0.5, dp_clip=C, dp_noise=z, poisson=poisson)
-    found = go("fedavg", federation=federation, model=zero_linear, rounds=1, local=settings, seed=SEED)
+    result = go("fedavg", federation=federation, model=zero_linear, rounds=1, local=settings, seed=SEED)
     rows, (x, y) = federation.train.index[0], (federation.train.arrays.x.numpy(), federation.train.arrays.y.numpy())
     w = np.zeros((3, 5))
     draw = rng.stream(SEED, "batches", 0, 0)
@@ -126,7 +129,7 @@ def test_a_round_by_numpy(poisson: bool) -> None:
         normal = rng.stream(SEED, "example noise", 0, 0, step).standard_normal(15)
         noise = np.concatenate([normal[:12].reshape(3, 4), normal[12:].reshape(3, 1)], axis=1)
         w -= 0.5 / (4 if poisson else len(batch)) * (total + z * C * noise)
-    np.testing.assert_allclose(theta(found), np.concatenate([w[:, :4].ravel(), w[:, 4]]), rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(theta(result), np.concatenate([w[:, :4].ravel(), w[:, 4]]), rtol=1e-10, atol=1e-12)
 
 
 def test_a_round_of_superfed_by_numpy() -> None:
@@ -134,7 +137,7 @@ def test_a_round_of_superfed_by_numpy() -> None:
     federation, C, z = classes((9,)), 0.7, 1.3
     settings = Local(steps=3, batch_size=4, lr=0.5, dp_clip=C, dp_noise=z)
     method = make("superfed_mm", mu=0.0, nu=0.0)
-    found = go(method, federation=federation, model=zero_linear, rounds=1, local=settings, seed=SEED)
+    result = go(method, federation=federation, model=zero_linear, rounds=1, local=settings, seed=SEED)
     x, y = federation.train.arrays.x.numpy(), federation.train.arrays.y.numpy()
     order = rng.stream(SEED, "batches", 0, 0).permutation(federation.train.index[0])
     lambdas = rng.stream(SEED, "views", 0, 0).random((3, 1))[:, 0]
@@ -149,17 +152,17 @@ def test_a_round_of_superfed_by_numpy() -> None:
             total += g * min(1, C / np.linalg.norm(g))
         g = total / len(batch)
         w, v = w - 0.5 * (1 - lam) * g, v - 0.5 * lam * g
-    np.testing.assert_allclose(theta(found), w, rtol=1e-10, atol=1e-12)
-    kept = dict(found.snapshot.store)[0]["personal"]["private"].numpy()
-    np.testing.assert_allclose(kept, v, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(theta(result), w, rtol=1e-10, atol=1e-12)
+    private = dict(result.snapshot.store)[0]["personal"]["private"].numpy()
+    np.testing.assert_allclose(private, v, rtol=1e-10, atol=1e-12)
 
 
 def test_the_noise_has_its_variance() -> None:
     """A deviation that is wrong by 1 % fails: of 200 000 numbers it is known to .16 %."""
     plan = ClientPlan.of(zero_linear(), make("fedavg"), classes().train, Local(batch_size=5, dp_clip=3.0, dp_noise=0.5))
-    drawn = add_noise(plan, torch.zeros(200_000, dtype=torch.float64), 5, 20, np.random.default_rng(0)).numpy()
-    assert drawn.std() == pytest.approx(0.5 * 3.0 / 5, rel=0.01)
-    assert abs(drawn.mean()) < 4 * 0.3 / sqrt(200_000)
+    noise = add_noise(plan, torch.zeros(200_000, dtype=torch.float64), 5, 20, np.random.default_rng(0)).numpy()
+    assert noise.std() == pytest.approx(0.5 * 3.0 / 5, rel=0.01)
+    assert abs(noise.mean()) < 4 * 0.3 / sqrt(200_000)
     poisson = replace(plan, local=replace(plan.local, poisson=True, steps=1))
     empty = add_noise(poisson, torch.ones(200_000, dtype=torch.float64), 0, 20, np.random.default_rng(0)).numpy()
     assert empty.std() == pytest.approx(0.3, rel=0.01)
@@ -167,12 +170,12 @@ def test_the_noise_has_its_variance() -> None:
 
 def test_no_sample_moves_a_step_by_more_than_its_bound() -> None:
     """Two federations that differ in one sample, which is huge in one: one full-batch step moves by 2ηC/n at most."""
-    one, n, C, lr = classes((8,)), 8, 0.25, 0.5
-    x = one.train.arrays.x.clone()
-    x[one.train.index[0][3]] = 1e6
-    other = replace(one, train=replace(one.train, arrays=replace(one.train.arrays, x=x)))
+    federation, n, C, lr = classes((8,)), 8, 0.25, 0.5
+    x = federation.train.arrays.x.clone()
+    x[federation.train.index[0][3]] = 1e6
+    changed = replace(federation, train=replace(federation.train, arrays=replace(federation.train.arrays, x=x)))
     settings = Local(batch_size=0, lr=lr, dp_clip=C)
-    a, b = (theta(go("fedavg", federation=f, rounds=1, local=settings)) for f in (one, other))
+    a, b = (theta(go("fedavg", federation=f, rounds=1, local=settings)) for f in (federation, changed))
     assert 1e-4 < np.linalg.norm(a - b) <= 2 * lr * C / n + 1e-12
 
 
@@ -180,12 +183,12 @@ def test_no_sample_moves_a_step_by_more_than_its_bound() -> None:
 def test_engines_and_computes_agree_and_runs_resume(poisson: bool, tmp_path: Any) -> None:
     training = local(steps=4, dp_clip=0.5, dp_noise=0.8, poisson=poisson)
     settings: dict[str, Any] = {"local": training, "participation": 0.5, "rounds": 4}
-    one = go("feddyn", **settings)
-    assert_same_run(go("feddyn", engine="processes", engine_settings={"workers": 2}, **settings), one)
+    reference = go("feddyn", **settings)
+    assert_same_run(go("feddyn", engine="processes", engine_settings={"workers": 2}, **settings), reference)
     batched = experiment("feddyn", compute="batched", **settings)
-    assert_same_run(run(batched), one)
+    assert_same_run(run(batched), reference)
     run(replace(batched, rounds=2), tmp_path)
-    assert_same_run(run(batched, tmp_path, resume=True), one)
+    assert_same_run(run(batched, tmp_path, resume=True), reference)
 
 
 @pytest.fixture
@@ -196,10 +199,10 @@ def dp() -> Any:
 @pytest.mark.extra("dp_accounting")
 @pytest.mark.parametrize(("noise", "share", "steps"), [(1.0, 0.05, 30), (0.7, 0.3, 10)])
 def test_poisson_batches_cost_what_dp_accounting_says(dp: Any, noise: float, share: float, steps: int) -> None:
-    known = dp.pld.PLDAccountant(dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
-    known.compose(dp.PoissonSampledDpEvent(share, dp.GaussianDpEvent(noise)), 6 * steps)
-    found = ExampleAccountant("poisson", noise, steps, share, 1e-5).epsilon(6)
-    assert abs(found - known.get_epsilon(1e-5)) < 1e-6
+    reference = dp.pld.PLDAccountant(dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    reference.compose(dp.PoissonSampledDpEvent(share, dp.GaussianDpEvent(noise)), 6 * steps)
+    epsilon = ExampleAccountant("poisson", noise, steps, share, 1e-5).epsilon(6)
+    assert abs(epsilon - reference.get_epsilon(1e-5)) < 1e-6
 
 
 @pytest.mark.extra("dp_accounting")
@@ -282,16 +285,16 @@ def test_opacus_takes_the_same_steps() -> None:
         torch.nn.functional.cross_entropy(sample(arrays.x), arrays.y).backward()
         optimiser.step()
     settings = Local(steps=3, batch_size=0, lr=0.5, dp_clip=C)
-    found = go("fedavg", federation=federation, model=zero_linear, rounds=1, local=settings)
+    result = go("fedavg", federation=federation, model=zero_linear, rounds=1, local=settings)
     expected = torch.cat([p.detach().flatten() for p in model.parameters()]).numpy()
-    np.testing.assert_allclose(theta(found), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(theta(result), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_gradient_too_long_to_be_measured_counts_as_0_where_it_is_clipped_and_as_it_is_elsewhere() -> None:
-    one = classes((8, 8))
-    x = one.train.arrays.x.clone()
-    x[one.train.index[0][3]] = 1.7e308
-    long = replace(one, train=replace(one.train, arrays=replace(one.train.arrays, x=x)))
+    federation = classes((8, 8))
+    x = federation.train.arrays.x.clone()
+    x[federation.train.index[0][3]] = 1.7e308
+    long = replace(federation, train=replace(federation.train, arrays=replace(federation.train.arrays, x=x)))
     clipped, unclipped, plain = (
         theta(go("fedavg", federation=long, model=zero_linear, rounds=1, local=Local(batch_size=0, dp_clip=clip)))
         for clip in (0.25, float("inf"), None)

@@ -32,12 +32,12 @@ def models(result: RunResult) -> Tensor:
 
 def test_between_federated_averaging_and_local_training() -> None:
     """α → ∞: the shares of samples; α → 0: nobody is as similar as oneself."""
-    one = go("fedavg", **SAME).snapshot.server.theta
+    fedavg = go("fedavg", **SAME).snapshot.server.theta
     alike = models(go(make("pfedgraph", lam=0.0, alpha=1e13), **SAME))
-    torch.testing.assert_close(alike, one.expand_as(alike), rtol=0, atol=1e-12)
+    torch.testing.assert_close(alike, fedavg.expand_as(alike), rtol=0, atol=1e-12)
     alone = models(go(Method("own", (CrossEntropy(),), topology=OwnModel()), **SAME, cohort=4))
-    own = models(go(Method("near", (CrossEntropy(),), topology=Collaboration(alpha=1e-12)), **SAME, cohort=4))
-    torch.testing.assert_close(own, alone, rtol=0, atol=1e-12)
+    near = models(go(Method("near", (CrossEntropy(),), topology=Collaboration(alpha=1e-12)), **SAME, cohort=4))
+    torch.testing.assert_close(near, alone, rtol=0, atol=1e-12)
 
 
 def collaboration(*theta: Tensor) -> list[float]:
@@ -48,9 +48,9 @@ def collaboration(*theta: Tensor) -> list[float]:
     )  # fmt: skip
     part = Collaboration()
     state, links = part.between(part.init_server(theta[0], meeting.facts), meeting)
-    began = theta[0].tolist()
+    start = theta[0].tolist()
     theta[0].zero_()  # whoever holds the models goes on with them
-    assert state["first"].tolist() == began
+    assert state["first"].tolist() == start
     return links.matrix(len(theta)).flatten().tolist()
 
 
@@ -92,9 +92,9 @@ def test_it_learns_what_clients_need() -> None:
     """Two classes a client: mixtures of similar models are far better than the mean."""
     federation = fl.data.federate("digits", "pathological", clients=10, held_out=0.2)
     local = Local(epochs=2, lr=0.1, batch_size=20)
-    found = {
+    records = {
         name: fl.run(name, federation, "mlp", rounds=6, local=local, engine="serial").history[-1]
         for name in ("fedavg", "pfedgraph")
     }
-    assert found["pfedgraph"]["clients/accuracy/mean"] > found["fedavg"]["clients/accuracy/mean"] + 0.05, found
-    assert found["pfedgraph"]["clients/accuracy/mean"] > 0.8, found
+    assert records["pfedgraph"]["clients/accuracy/mean"] > records["fedavg"]["clients/accuracy/mean"] + 0.05, records
+    assert records["pfedgraph"]["clients/accuracy/mean"] > 0.8, records

@@ -39,8 +39,8 @@ def models(result: RunResult) -> Tensor:
 
 def alike(clients: int = 3) -> Federation:
     """Clients with the same samples."""
-    given = classes((9,))
-    return federation(given.train.arrays, [[*range(9)]] * clients, given.test)
+    original = classes((9,))
+    return federation(original.train.arrays, [[*range(9)]] * clients, original.test)
 
 
 def test_heads_of_like_clients_have_equal_weights_and_those_of_others_none() -> None:
@@ -55,18 +55,18 @@ def test_heads_of_like_clients_have_equal_weights_and_those_of_others_none() -> 
     assert np.isfinite(combined(np.zeros((2, 3)), np.zeros(2))).all(), "a sample each, and no features"
     usual = combined(np.array([[1.0], [2.0]]), np.ones(2))
     for far in (1e8, 1e30, 1e200):  # of classes that the others lack
-        others = combined(np.array([[far, 0.0], [0.0, 1.0], [0.0, 2.0]]), np.ones(3))[1:]
-        np.testing.assert_allclose(others, np.column_stack([np.zeros(2), usual]), rtol=0, atol=1e-7)
+        near = combined(np.array([[far, 0.0], [0.0, 1.0], [0.0, 2.0]]), np.ones(3))[1:]
+        np.testing.assert_allclose(near, np.column_stack([np.zeros(2), usual]), rtol=0, atol=1e-7)
 
 
 def test_clients_with_the_same_samples_train_one_model() -> None:
     """Whatever the order of their samples: the mean of bodies and heads, with FedProto's term, is FedAvg on it."""
     terms = (CrossEntropy(), PrototypeAlignment(lam=0.7))
     setting: dict[str, Any] = {"federation": alike(), "local": Local(epochs=2, batch_size=4, lr=0.2, momentum=0.5)}
-    one = go(Method("one", terms, personal=InTurn()), **setting).snapshot.server
+    single = go(Method("one", terms, personal=InTurn()), **setting).snapshot.server
     several = go(make("fedpac", lam=0.7), **setting)
-    torch.testing.assert_close(models(several), one.theta.expand(3, -1), rtol=0, atol=1e-11)
-    for name, value in one.parts["objective.1"].items():
+    torch.testing.assert_close(models(several), single.theta.expand(3, -1), rtol=0, atol=1e-11)
+    for name, value in single.parts["objective.1"].items():
         torch.testing.assert_close(several.snapshot.server.parts["objective.1"][name], value, rtol=0, atol=1e-11)
 
 
@@ -91,9 +91,9 @@ def test_what_clients_exchange_by_class_is_common_to_the_models_of_a_server(name
     private = go(method, cohort=4)
     for client, state in private.snapshot.store:
         torch.testing.assert_close(models(several)[client], state["personal"]["private"], rtol=0, atol=1e-12)
-    one, other = several.snapshot.server.parts["objective.1"], private.snapshot.server.parts["objective.1"]
-    for key, value in other.items():
-        torch.testing.assert_close(one[key], value, rtol=0, atol=1e-12)
+    common, expected = several.snapshot.server.parts["objective.1"], private.snapshot.server.parts["objective.1"]
+    for key, value in expected.items():
+        torch.testing.assert_close(common[key], value, rtol=0, atol=1e-12)
     assert all("objective.1" not in state for _, state in several.snapshot.rows or ()), "kept once, not by every model"
 
 
@@ -109,10 +109,10 @@ def test_common_parts_do_not_mix_by_coefficients() -> None:
 def test_of_one_client_it_makes_no_difference_where_the_head_is(compute: str) -> None:
     setting: dict[str, Any] = {"federation": classes((8,)), "compute": compute}
     setting["local"] = Local(epochs=3, batch_size=3, lr=0.1, momentum=0.6, weight_decay=0.02, clip=0.5)
-    kept = go(make("fedrep", head_fraction=0.4), **setting)
+    fedrep = go(make("fedrep", head_fraction=0.4), **setting)
     sent = go(Method("sent", (CrossEntropy(),), personal=InTurn(0.4)), **setting).snapshot.server.theta
-    private = kept.snapshot.store.get(0)["personal"]["private"]  # type: ignore[index]
-    torch.testing.assert_close(sent, torch.cat([kept.snapshot.server.theta, private]), rtol=0, atol=1e-12)
+    private = fedrep.snapshot.store.get(0)["personal"]["private"]  # type: ignore[index]
+    torch.testing.assert_close(sent, torch.cat([fedrep.snapshot.server.theta, private]), rtol=0, atol=1e-12)
 
 
 def test_the_half_that_is_not_trained_stays_whatever_the_penalty() -> None:
@@ -125,10 +125,10 @@ def test_the_half_that_is_not_trained_stays_whatever_the_penalty() -> None:
 
 
 def test_it_resumes_to_the_same_bits_with_class_means(tmp_path: Path) -> None:
-    whole = run(experiment("fedpac", rounds=3, cohort=4))
+    full_run = run(experiment("fedpac", rounds=3, cohort=4))
     run(experiment("fedpac", rounds=2, cohort=4), tmp_path / "a")
     assert_same_state(
-        whole.snapshot, run(experiment("fedpac", rounds=3, cohort=4), tmp_path / "a", resume=True).snapshot
+        full_run.snapshot, run(experiment("fedpac", rounds=3, cohort=4), tmp_path / "a", resume=True).snapshot
     )
 
 
@@ -152,15 +152,15 @@ class HeadFirst(Split):
 
 
 @pytest.mark.parametrize(
-    ("method", "model", "told"),
+    ("method", "model", "message"),
     [
         (Method("a", (CrossEntropy(),), personal=InTurn()), HeadFirst, "'in_turn' trains head and body in turn, but"),
         (Method("a", (CrossEntropy(),), topology=CombinedHeads()), HeadFirst, "'combined_heads' mixes the heads of"),
         (replace(make("fedper"), topology=CombinedHeads()), tanh_net, "'combined_heads' mixes the heads of"),
     ],
 )
-def test_a_head_must_be_last_and_shared(method: Method, model: Any, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_a_head_must_be_last_and_shared(method: Method, model: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         go(method, model=model)
 
 
@@ -169,9 +169,9 @@ def test_it_learns_what_clients_need() -> None:
     """Two classes a client: combined heads are far better than the mean of all."""
     data = fl.data.federate("digits", "pathological", clients=10, held_out=0.2)
     local = Local(epochs=2, lr=0.1, batch_size=20)
-    found = {
+    records = {
         name: fl.run(make(name, **settings), data, "mlp", rounds=4, local=local, engine="serial").history[-1]
         for name, settings in (("fedavg", {}), ("fedpac", {"head_fraction": 0.5}))
     }
-    assert found["fedpac"]["clients/accuracy/mean"] > found["fedavg"]["clients/accuracy/mean"] + 0.05, found
-    assert found["fedpac"]["clients/accuracy/mean"] > 0.9, found
+    assert records["fedpac"]["clients/accuracy/mean"] > records["fedavg"]["clients/accuracy/mean"] + 0.05, records
+    assert records["fedpac"]["clients/accuracy/mean"] > 0.9, records

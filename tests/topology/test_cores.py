@@ -41,7 +41,7 @@ def weights(result: RunResult, clients: int) -> np.ndarray:
     return np.stack([states[client]["personal"]["weights"].numpy() for client in range(clients)])
 
 
-def composed(personal: Combined, **settings: Any) -> Method:
+def composition(personal: Combined, **settings: Any) -> Method:
     return Method("composed", (CrossEntropy(),), personal=personal, topology=Cores(**settings))
 
 
@@ -51,21 +51,21 @@ class OneHot(Combined):
 
     def begin(self, ctx: Context) -> Tree:
         assert ctx.heard is not None
-        own = torch.arange(CLIENTS) == ctx.heard.number
-        return super().begin(ctx) | {"weights": own.to(ctx.received)}
+        one_hot = torch.arange(CLIENTS) == ctx.heard.number
+        return super().begin(ctx) | {"weights": one_hot.to(ctx.received)}
 
 
 @pytest.mark.parametrize("compute", ["live", "batched"])
 def test_all_weight_on_the_own_model_is_local_training(compute: str) -> None:
     same: dict[str, Any] = {"compute": compute, "cohort": 4, "local": Local(epochs=2, batch_size=4, momentum=0.5)}
     alone = go(Method("own", (CrossEntropy(),), topology=OwnModel()), **same)
-    torch.testing.assert_close(models(go(composed(OneHot(rate=0.0)), **same)), models(alone), rtol=0, atol=1e-15)
+    torch.testing.assert_close(models(go(composition(OneHot(rate=0.0)), **same)), models(alone), rtol=0, atol=1e-15)
 
 
 def test_the_steps_of_all_cores_from_one_model_are_the_step_of_their_mean() -> None:
     """With p⁰ and one step from equal models x_i = θ⁰ at all clients, Σ_i (w_i - θ⁰) = -η Σ_i p⁰_i ∇F_i(θ⁰)."""
     same: dict[str, Any] = {"local": Local(steps=1, batch_size=0, lr=0.2), "rounds": 1}
-    result, usual = go(composed(Combined(rate=0.0)), **same), go("fedavg", **same)
+    result, usual = go(composition(Combined(rate=0.0)), **same), go("fedavg", **same)
     start = result.trained.plan.theta0
     moved = (models(result) - start).sum(0)
     torch.testing.assert_close(moved, usual.snapshot.server.theta - start, rtol=0, atol=1e-14)
@@ -87,25 +87,25 @@ def test_chain_is_the_gradient_of_the_combination() -> None:
 
     grad = -torch.sin(part.point(w, ctx)) * c
     local, by_w = part.chain(grad, w, ctx)
-    wanted = torch.func.grad(value, (0, 1))(w, p)
-    torch.testing.assert_close(by_w, wanted[0], rtol=0, atol=1e-14)
-    torch.testing.assert_close(local["weights"], p - 0.1 * wanted[1], rtol=0, atol=1e-14)
+    expected = torch.func.grad(value, (0, 1))(w, p)
+    torch.testing.assert_close(by_w, expected[0], rtol=0, atol=1e-14)
+    torch.testing.assert_close(local["weights"], p - 0.1 * expected[1], rtol=0, atol=1e-14)
     assert part.pull(2, 8) == pytest.approx(0.4 * 1e-3**0.5)
 
 
 @pytest.mark.parametrize(("count", "sent"), [(None, 5), (2, 2), (9, 5)])
 def test_every_model_that_a_client_hears_is_a_download(count: int | None, sent: int) -> None:
-    found = go(composed(Combined(), models=count), rounds=2, cohort=4)
+    result = go(composition(Combined(), models=count), rounds=2, cohort=4)
     usual = go("fedavg", rounds=2, cohort=4)
     size = len(usual.snapshot.server.theta)
-    more = found.history[-1]["comm/bytes"] - usual.history[-1]["comm/bytes"]
+    more = result.history[-1]["comm/bytes"] - usual.history[-1]["comm/bytes"]
     assert more == 2 * 4 * 8 * (sent * size + CLIENTS)
 
 
 def test_whoever_drops_out_keeps_its_weights_and_its_model() -> None:
     same: dict[str, Any] = {"cohort": 3, "drop_rate": 0.3, "seed": 2}
     two, three = (go(make("apple", **LIMITED), rounds=rounds, **same) for rounds in (2, 3))
-    before, after = (dict(one.snapshot.store) for one in (two, three))
+    before, after = (dict(result.snapshot.store) for result in (two, three))
     (here, there), moved = (models(two), models(three)), [c for c in after if after[c] is not before.get(c)]
     same_state = [c for c in before if torch.equal(before[c]["personal"]["weights"], after[c]["personal"]["weights"])]
     assert same_state, moved

@@ -15,7 +15,7 @@ from fedloom.parts.topology import FirstOrder
 CLIENTS = 4
 
 
-def met(gains: np.ndarray, topology: FirstOrder = FirstOrder(), t: int = 0) -> Links:  # noqa: B008
+def links_from(gains: np.ndarray, topology: FirstOrder = FirstOrder(), t: int = 0) -> Links:  # noqa: B008
     """B where model n is worth gains[i, n] to client i, and all models are one step from each received one."""
     nothing = torch.zeros(0)
     facts = Facts((1,), 2, nothing, nothing, clients=CLIENTS, rounds=1, seed=0)
@@ -30,25 +30,25 @@ def met(gains: np.ndarray, topology: FirstOrder = FirstOrder(), t: int = 0) -> L
 
 
 def test_equal_gains_are_the_mean_and_no_gain_is_ones_own() -> None:
-    np.testing.assert_allclose(met(np.full((CLIENTS, CLIENTS), 0.3)).matrix(CLIENTS), 1 / CLIENTS, atol=1e-15)
-    np.testing.assert_array_equal(met(np.full((CLIENTS, CLIENTS), -0.1)).matrix(CLIENTS), np.eye(CLIENTS))
+    np.testing.assert_allclose(links_from(np.full((CLIENTS, CLIENTS), 0.3)).matrix(CLIENTS), 1 / CLIENTS, atol=1e-15)
+    np.testing.assert_array_equal(links_from(np.full((CLIENTS, CLIENTS), -0.1)).matrix(CLIENTS), np.eye(CLIENTS))
     gains = np.diag([-1.0] * CLIENTS) + np.eye(CLIENTS, k=1) * 3 + np.eye(CLIENTS, k=2)
-    np.testing.assert_allclose(met(gains).matrix(CLIENTS)[0], [0, 0.75, 0.25, 0], atol=1e-15)
+    np.testing.assert_allclose(links_from(gains).matrix(CLIENTS)[0], [0, 0.75, 0.25, 0], atol=1e-15)
 
 
 def test_who_explores_hears_others_than_the_best() -> None:
     always, never = FirstOrder(models=1, explore=1.0), FirstOrder(models=1, explore=0.0)
     gains = np.ones((CLIENTS, CLIENTS))
-    best = [met(gains, never, t).matrix(CLIENTS)[3] > 0 for t in range(20)]
+    best = [links_from(gains, never, t).matrix(CLIENTS)[3] > 0 for t in range(20)]
     assert np.sum(best, axis=0).tolist() == [20, 0, 0, 20]
-    drawn = np.sum([met(gains, always, t).matrix(CLIENTS)[3] > 0 for t in range(20)], axis=0)
-    assert drawn[0] == 0
-    assert drawn[1:3].min() > 0
-    assert drawn[1:3].sum() == drawn[3] == 20
+    counts = np.sum([links_from(gains, always, t).matrix(CLIENTS)[3] > 0 for t in range(20)], axis=0)
+    assert counts[0] == 0
+    assert counts[1:3].min() > 0
+    assert counts[1:3].sum() == counts[3] == 20
 
 
 def test_a_message_is_counted_for_every_model_that_is_heard() -> None:
-    whole, two = (go(make("fedfomo", models=m), cohort=4, rounds=1, seed=1) for m in (None, 2))
-    size = whole.snapshot.server.theta.nbytes
-    assert whole.history[0]["comm/bytes"] == 4 * 3 * size
-    assert two.history[0]["comm/bytes"] == 4 * 2 * size
+    all_models, two_models = (go(make("fedfomo", models=m), cohort=4, rounds=1, seed=1) for m in (None, 2))
+    size = all_models.snapshot.server.theta.nbytes
+    assert all_models.history[0]["comm/bytes"] == 4 * 3 * size
+    assert two_models.history[0]["comm/bytes"] == 4 * 2 * size

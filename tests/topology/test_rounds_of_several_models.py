@@ -28,7 +28,7 @@ from fedloom.base.errors import CheckpointError, ConfigError, DataError
 from fedloom.base.tree import Tree
 from fedloom.core.context import NO_ROUND, Meeting
 from fedloom.core.federation import Index, Split
-from fedloom.core.links import Links, mixed
+from fedloom.core.links import Links, mixed, spectral_gap
 from fedloom.core.local import Local, draw_cohort
 from fedloom.core.method import Method
 from fedloom.core.parts import Topology
@@ -107,24 +107,24 @@ def world(**changes: Any) -> World:
     return World(classes(), start, 3, 3, len(classes()), LOCAL, 0, **changes)
 
 
-def trained(w: World, thetas: np.ndarray, t: int, rate: float, who: list[int]) -> np.ndarray:
-    found = thetas.copy()
+def train_all(w: World, thetas: np.ndarray, t: int, rate: float, who: list[int]) -> np.ndarray:
+    after = thetas.copy()
     for i in who:
-        found[i] = w.train(thetas[i], i, t, rate)[0]
-    return found
+        after[i] = w.train(thetas[i], i, t, rate)[0]
+    return after
 
 
 @pytest.mark.parametrize("conditions", [{}, COHORT], ids=["all", "cohort"])
 @pytest.mark.parametrize("method", ["fedavgm", "scaffold", "fednova", "feddc", "coordinate_median", "q_ffl", "mifa"])
 def test_one_of_several_models_is_the_only_one_bit_for_bit(method: str, conditions: dict[str, Any]) -> None:
     alone, beside = go(method, **conditions), go(on(Spare(), method), **conditions)
-    one, two = alone.snapshot.server, beside.snapshot.server
-    assert torch.equal(one.theta, two.model(0).theta)
-    assert two.model(0).parts.keys() >= one.parts.keys()
-    for place, state in one.parts.items():
+    single, several = alone.snapshot.server, beside.snapshot.server
+    assert torch.equal(single.theta, several.model(0).theta)
+    assert several.model(0).parts.keys() >= single.parts.keys()
+    for place, state in single.parts.items():
         for name, value in state.items():
-            assert torch.equal(value, two.model(0).parts[place][name]), (place, name)
-    assert torch.equal(two.model(1).theta, FederatedTask(experiment(method)).state.server.theta)
+            assert torch.equal(value, several.model(0).parts[place][name]), (place, name)
+    assert torch.equal(several.model(1).theta, FederatedTask(experiment(method)).state.server.theta)
     for client, state in alone.snapshot.store:
         for place, tree in state.items():
             for name, value in tree.items():
@@ -135,20 +135,20 @@ def test_one_of_several_models_is_the_only_one_bit_for_bit(method: str, conditio
 def test_one_of_several_models_has_the_batch_statistics_of_the_only_one() -> None:
     setting: dict[str, Any] = {"model": lambda: with_norm(tanh_net(), nn.BatchNorm1d)}
     setting["local"] = Local(epochs=1, batch_size=0, lr=0.1)
-    one, two = go("fedavg", **setting).snapshot.server, go(on(Spare()), **setting).snapshot.server.model(0)
-    assert len(one.buffers)
-    assert torch.equal(one.theta, two.theta)
-    assert torch.equal(one.buffers, two.buffers)
+    single, several = go("fedavg", **setting).snapshot.server, go(on(Spare()), **setting).snapshot.server.model(0)
+    assert len(single.buffers)
+    assert torch.equal(single.theta, several.theta)
+    assert torch.equal(single.buffers, several.buffers)
 
 
 @pytest.mark.parametrize("compute", ["live", "batched"])
 @pytest.mark.parametrize("conditions", [{}, COHORT], ids=["all", "cohort"])
 def test_models_that_nobody_mixes_are_local_training(conditions: dict[str, Any], compute: str) -> None:
-    own = go(on(OwnModel()), compute=compute, **conditions)
+    own_models = go(on(OwnModel()), compute=compute, **conditions)
     alone = go("local", compute=compute, **conditions)
-    assert own.history[-1]["comm/bytes"] == 0
+    assert own_models.history[-1]["comm/bytes"] == 0
     for client, state in alone.snapshot.store:
-        torch.testing.assert_close(models(own)[client], state["personal"]["private"], rtol=0, atol=TINY)
+        torch.testing.assert_close(models(own_models)[client], state["personal"]["private"], rtol=0, atol=TINY)
 
 
 @pytest.mark.parametrize("compute", ["live", "batched"])
@@ -158,7 +158,7 @@ def test_a_ring_is_its_matrix_times_what_was_trained(combine_first: bool, comput
     b = (np.eye(6) + np.roll(np.eye(6), 1, 0) + np.roll(np.eye(6), -1, 0)) / 3
     theta = np.tile(w.start, (6, 1))
     for t, rate, who in w.schedule():
-        after = trained(w, theta, t, rate, who)
+        after = train_all(w, theta, t, rate, who)
         theta = b @ theta + after - theta if combine_first else b @ after
     np.testing.assert_allclose(models(result), theta, rtol=0, atol=TINY)
     np.testing.assert_allclose(result.snapshot.server.theta, theta.mean(0), rtol=0, atol=TINY)
@@ -169,7 +169,7 @@ def test_absent_neighbours_leave_their_weight_to_the_client() -> None:
     w, result = world(), go(on(Ring()), cohort=4)
     theta, mean = np.tile(w.start, (6, 1)), []
     for t, rate, who in replace(w, cohort=4).schedule():
-        after, b = trained(w, theta, t, rate, who), np.eye(6)
+        after, b = train_all(w, theta, t, rate, who), np.eye(6)
         for i in who:
             for j in ((i + 1) % 6, (i - 1) % 6):
                 if j in who:
@@ -187,7 +187,7 @@ def test_two_levels_with_a_median_and_momentum_at_each_edge(every: int, compute:
     w, result = world(), go(method, compute=compute)
     theta, moment, q = np.tile(w.start, (2, 1)), np.zeros((2, len(w.start))), w.n.reshape(2, 3).sum(1) / w.n.sum()
     for t, rate, _ in w.schedule():
-        after = trained(w, np.repeat(theta, 3, 0), t, rate, list(range(6))).reshape(2, 3, -1)
+        after = train_all(w, np.repeat(theta, 3, 0), t, rate, list(range(6))).reshape(2, 3, -1)
         moment = 0.5 * moment + np.median(theta[:, None] - after, 1)
         theta = theta - 0.7 * moment
         if not (t + 1) % every:
@@ -196,10 +196,10 @@ def test_two_levels_with_a_median_and_momentum_at_each_edge(every: int, compute:
 
 
 def test_two_levels_with_every_round_in_the_cloud_are_one_level() -> None:
-    one, two = go("fedavg").snapshot.server.theta, go(on(Hierarchy(3)))
-    torch.testing.assert_close(two.snapshot.server.theta, one, rtol=0, atol=TINY)
-    assert all(torch.equal(models(two)[0], other) for other in models(two)[1:])
-    assert two.history[-1]["comm/bytes"] == 3 * (2 * 6 + 2 * 3) * len(one) * 8
+    one_level, two_levels = go("fedavg").snapshot.server.theta, go(on(Hierarchy(3)))
+    torch.testing.assert_close(two_levels.snapshot.server.theta, one_level, rtol=0, atol=TINY)
+    assert all(torch.equal(models(two_levels)[0], other) for other in models(two_levels)[1:])
+    assert two_levels.history[-1]["comm/bytes"] == 3 * (2 * 6 + 2 * 3) * len(one_level) * 8
 
 
 def test_the_servers_model_is_the_mean_over_clients_of_the_models_that_they_receive() -> None:
@@ -213,8 +213,8 @@ def test_the_servers_model_is_the_mean_over_clients_of_the_models_that_they_rece
 
 
 def test_a_complete_graph_is_averaging_with_equal_shares() -> None:
-    one, all_of_them = go(Method("mean", LOSS, mixing=Uniform())), models(go(on(Complete())))
-    torch.testing.assert_close(all_of_them[0], one.snapshot.server.theta, rtol=0, atol=TINY)
+    mean, all_of_them = go(Method("mean", LOSS, mixing=Uniform())), models(go(on(Complete())))
+    torch.testing.assert_close(all_of_them[0], mean.snapshot.server.theta, rtol=0, atol=TINY)
     assert torch.equal(all_of_them, all_of_them[:1].expand_as(all_of_them))
 
 
@@ -227,8 +227,8 @@ def test_a_constant_step_biases_decentralised_sgd_and_gradient_tracking_not() ->
         return models(problem.run(make(name).with_loss(SquaredError()), rounds, local)).numpy()
 
     def fixed(lr: float) -> np.ndarray:
-        apart = np.kron(np.eye(k) - ring.fixed_links(k)[0].matrix(k), np.eye(3))
-        return np.linalg.solve(apart + lr * block_diag(*problem.a), lr * np.concatenate(problem.b)).reshape(k, 3)
+        laplacian = np.kron(np.eye(k) - ring.fixed_links(k)[0].matrix(k), np.eye(3))
+        return np.linalg.solve(laplacian + lr * block_diag(*problem.a), lr * np.concatenate(problem.b)).reshape(k, 3)
 
     np.testing.assert_allclose(ends("dpsgd", 24, once), fixed(0.2), rtol=0, atol=5e-3)
     errors = [np.abs(fixed(lr) - best).max() for lr in (0.2, 0.02, 0.002)]
@@ -261,8 +261,8 @@ def test_gradient_tracking_is_refused_where_mixing_moves_the_mean(topology: Topo
 
 @pytest.mark.parametrize("topology", [OwnModel(), Cores(), Clusters(2)])
 def test_models_that_are_not_mixed_have_no_gradient_to_track(topology: Topology) -> None:
-    one, plain = go(replace(make("kgt"), topology=topology)), go(Method("plain", LOSS, topology=topology))
-    assert torch.equal(models(one), models(plain))
+    kgt, plain = go(replace(make("kgt"), topology=topology)), go(Method("plain", LOSS, topology=topology))
+    assert torch.equal(models(kgt), models(plain))
 
 
 def test_attention_to_nobody_is_local_training_and_permuted_clients_permute_the_models() -> None:
@@ -270,10 +270,10 @@ def test_attention_to_nobody_is_local_training_and_permuted_clients_permute_the_
     alone = go(replace(method, topology=OwnModel()))
     far = go(replace(method, topology=Attention(sigma=1e9)))
     torch.testing.assert_close(models(far), models(alone), rtol=0, atol=1e-7)
-    whole, federation, order = Local(steps=4, batch_size=0, lr=0.1), classes(), [4, 2, 5, 0, 3, 1]
+    full_batch, federation, order = Local(steps=4, batch_size=0, lr=0.1), classes(), [4, 2, 5, 0, 3, 1]
     lists = [federation.train.index[i] for i in order]
     renamed = replace(federation, train=Split(federation.train.arrays, Index.of(lists)))
-    a, b = (models(go(method, federation=one, local=whole)) for one in (federation, renamed))
+    a, b = (models(go(method, federation=data, local=full_batch)) for data in (federation, renamed))
     torch.testing.assert_close(a[order], b, rtol=0, atol=TINY)
     assert (a[0] - a[1]).abs().max() > 1e-3
 
@@ -299,19 +299,19 @@ def test_a_model_far_from_all_others_changes_no_distance_between_them(place: int
     theta = torch.randn(5, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     theta[place] = far
     square = squared_distances(lambda n: theta[n], np.arange(5))
-    others = [n for n in range(5) if n != place]
-    exact = (theta[others, None] - theta[others]).square().sum(-1)
-    np.testing.assert_allclose(square[np.ix_(others, others)], exact, rtol=0, atol=1e-12)
-    assert square[place, others].min() >= far
+    rest = [n for n in range(5) if n != place]
+    exact = (theta[rest, None] - theta[rest]).square().sum(-1)
+    np.testing.assert_allclose(square[np.ix_(rest, rest)], exact, rtol=0, atol=1e-12)
+    assert square[place, rest].min() >= far
 
 
 def test_the_spectral_gap_is_said_before_the_run(tmp_path: Path) -> None:
     result = run(experiment("gossip"), tmp_path / "a")
     assert result.summary["topology"]["models"] == 6
     assert 0 < result.summary["topology"]["spectral_gap"] < 1
-    apart = go(on(EdgeList(pairs=((0, 1), (2, 3)))))
-    assert apart.summary["topology"]["spectral_gap"] == 0
-    assert "the graph of clients falls apart" in apart.summary["warnings"][-1]
+    disconnected = go(on(EdgeList(pairs=((0, 1), (2, 3)))))
+    assert disconnected.summary["topology"]["spectral_gap"] == 0
+    assert "the graph of clients falls apart" in disconnected.summary["warnings"][-1]
 
 
 def test_edges_are_read_from_files_and_networkx(tmp_path: Path) -> None:
@@ -336,13 +336,13 @@ def test_edges_are_read_from_files_and_networkx(tmp_path: Path) -> None:
 
 def pure(topology: Topology, rounds: int) -> tuple[Tensor, Tensor, FederatedTask]:
     """The models of a run without steps whose clients start apart, before and after, [K, P]."""
-    made = experiment(on(topology), rounds=rounds, local=Local(steps=1, batch_size=4, lr=1e-300))
-    task, draw = FederatedTask(made), torch.Generator().manual_seed(0)
+    conditions = experiment(on(topology), rounds=rounds, local=Local(steps=1, batch_size=4, lr=1e-300))
+    task, draw = FederatedTask(conditions), torch.Generator().manual_seed(0)
     server = task.state.server
     start = torch.randn(6, len(server.theta), dtype=torch.float64, generator=draw)
-    apart = {n: replace(server.model(n), theta=start[n]) for n in range(6)}
+    model_states = {n: replace(server.model(n), theta=start[n]) for n in range(6)}
     assert server.models is not None
-    task.state.server = replace(server, models=server.models.after(apart)).with_mean(start.mean(0))
+    task.state.server = replace(server, models=server.models.after(model_states)).with_mean(start.mean(0))
     task.open()
     for _ in range(rounds):
         task.commit(task.step())
@@ -351,8 +351,6 @@ def pure(topology: Topology, rounds: int) -> tuple[Tensor, Tensor, FederatedTask
 
 @pytest.mark.parametrize("topology", [Ring(), Torus(), EdgeList(pairs=((0, 1), (1, 2), (2, 3), (3, 4), (4, 5)))])
 def test_disagreement_shrinks_by_the_gap_of_the_matrix(topology: Any) -> None:
-    from fedloom.core.links import spectral_gap
-
     start, end, task = pure(topology, 6)
     b = topology.links(6, 0).matrix(6)
     np.testing.assert_allclose(end, np.linalg.matrix_power(b, 6) @ start.numpy(), rtol=0, atol=TINY)
@@ -409,10 +407,10 @@ def test_a_client_that_pushes_and_hears_nobody_ends_with_a_sentence() -> None:
 
 
 def test_a_cluster_is_divided_where_its_clients_pull_apart_and_not_before() -> None:
-    apart = torch.tensor([[1.0, 0.0], [-1.0, 0.1], [0.9, 0.1], [-1.0, -0.2]], dtype=torch.float64)
+    opposite_moves = torch.tensor([[1.0, 0.0], [-1.0, 0.1], [0.9, 0.1], [-1.0, -0.2]], dtype=torch.float64)
     ones = np.ones(4, dtype=np.int64)
 
-    def divided(moves: Tensor, active: int = 4, **settings: float) -> list[int]:
+    def divide(moves: Tensor, active: int = 4, **settings: float) -> list[int]:
         facts = NO_ROUND.facts._replace(clients=4)
         theta: Callable[[int], Tensor] = lambda n: -moves[n]  # noqa: E731
         losses: Any = None
@@ -426,9 +424,9 @@ def test_a_cluster_is_divided_where_its_clients_pull_apart_and_not_before() -> N
         assert np.array_equal(links.matrix(4), np.tile(np.eye(4)[:active].sum(0) / active, (4, 1)))
         return state["cluster"].tolist()
 
-    assert divided(apart) in ([0, 1, 0, 1], [1, 0, 1, 0])
-    assert divided(apart, gamma=0.999) == divided(apart, active=3) == [0, 0, 0, 0]
-    assert divided(apart + torch.tensor([1.0, 0.0])) == [0, 0, 0, 0], "the mean still moves"
+    assert divide(opposite_moves) in ([0, 1, 0, 1], [1, 0, 1, 0])
+    assert divide(opposite_moves, gamma=0.999) == divide(opposite_moves, active=3) == [0, 0, 0, 0]
+    assert divide(opposite_moves + torch.tensor([1.0, 0.0])) == [0, 0, 0, 0], "the mean still moves"
 
 
 def test_a_changed_file_of_edges_is_another_run(tmp_path: Path) -> None:
@@ -451,30 +449,30 @@ def test_many_long_rows_are_a_product_and_short_ones_sums() -> None:
     draw = np.random.default_rng(0)
     weights, x = draw.random((90, 90)), torch.from_numpy(draw.standard_normal((90, 7)))
     weights /= weights.sum(1, keepdims=True)
-    found = dict(mixed(Links.dense(np.arange(90), weights), lambda n: x[n]))
-    np.testing.assert_allclose(torch.stack([found[n] for n in range(90)]), weights @ x.numpy(), rtol=0, atol=TINY)
+    means = dict(mixed(Links.dense(np.arange(90), weights), lambda n: x[n]))
+    np.testing.assert_allclose(torch.stack([means[n] for n in range(90)]), weights @ x.numpy(), rtol=0, atol=TINY)
 
 
 def test_a_mixed_model_is_not_kept_when_the_next_one_is_there() -> None:
     rows = mixed(Ring().links(40, 0), lambda n: torch.full((7,), float(n)))
-    held = [weakref.ref(mean) for _, mean in rows]
-    assert sum(mean() is not None for mean in held) <= 1
+    references = [weakref.ref(mean) for _, mean in rows]
+    assert sum(mean() is not None for mean in references) <= 1
 
 
 def test_clients_use_and_the_table_shows_the_models_that_they_receive() -> None:
     setting = {"evaluation": Evaluation(what=("global", "clients"))}
     result = go(on(Ring()), **setting)
     for client in range(6):
-        held = result.trained.federation.held_out.client(client)
+        samples = result.trained.federation.held_out.client(client)
         theta = torch.cat([p.flatten() for p in result.trained.client(client).module.parameters()])
         assert torch.equal(theta.double(), models(result)[client])
-        assert len(held.x)
+        assert len(samples.x)
     alone = go("local", **setting | {"evaluation": Evaluation(what=("clients",))})
-    own = go(on(OwnModel()), **setting)
+    own_models = go(on(OwnModel()), **setting)
     for key in ("clients/accuracy/mean", "clients/loss/mean"):
-        assert own.history[-1][key] == pytest.approx(alone.history[-1][key], abs=1e-12)
-    assert own.history[-1]["consensus/distance"] > result.history[-1]["consensus/distance"] > 0
-    assert own.summary["headline"] == "clients/accuracy/mean"
+        assert own_models.history[-1][key] == pytest.approx(alone.history[-1][key], abs=1e-12)
+    assert own_models.history[-1]["consensus/distance"] > result.history[-1]["consensus/distance"] > 0
+    assert own_models.summary["headline"] == "clients/accuracy/mean"
 
 
 @pytest.mark.parametrize("method", ["fedprox", "scaffold", "fedrep", "ditto"])
@@ -507,43 +505,43 @@ def test_models_of_few_receivers_share_calls_and_those_of_many_have_their_own() 
     pairs = partial(even_blocks, longest=4, shares=1)
     assert calls(groups(1, 2, 1, 5, 3, 1, 1, 1), pairs) == [[0, 1, 2], [3], [4], [5, 6, 7]]
     assert calls(groups(1, 2, 1), None) == [[0], [1], [2]]
-    same, *others = groups(1, 1, 1, 1)
+    same, *rest = groups(1, 1, 1, 1)
     stale, slow, small = {"down": replace(down, round=7)}, {"down": replace(down, lr=7.0)}, {"level": 1}
-    apart = [same, *(one._replace(**of) for one, of in zip(others, (stale, slow, small), strict=True))]
-    assert calls(apart, pairs) == [[0], [1], [2], [3]]
-    made = FederatedTask(experiment(on(Ring()), federation=classes([6] * 12), compute="batched"))
-    made.open()
-    assert made.engine is not None
-    with patch.object(made.engine, "run", wraps=made.engine.run) as run_all:
-        made.commit(made.step())
+    unlike = [same, *(group._replace(**field) for group, field in zip(rest, (stale, slow, small), strict=True))]
+    assert calls(unlike, pairs) == [[0], [1], [2], [3]]
+    batched = FederatedTask(experiment(on(Ring()), federation=classes([6] * 12), compute="batched"))
+    batched.open()
+    assert batched.engine is not None
+    with patch.object(batched.engine, "run", wraps=batched.engine.run) as run_all:
+        batched.commit(batched.step())
     assert [len(group.clients) for group in run_all.call_args.args[0]] == [3, 3, 3, 3]
 
 
 @pytest.mark.parametrize(
-    "topology", [Ring(), *(pytest.param(one, marks=exhaustive) for one in (Hierarchy(2, 2), Clusters()))]
+    "topology", [Ring(), *(pytest.param(t, marks=exhaustive) for t in (Hierarchy(2, 2), Clusters()))]
 )
 def test_several_models_resume_on_disk_and_in_processes_to_the_same_bits(topology: Topology, tmp_path: Any) -> None:
     method = on(topology, server=SGD(momentum=0.5))
-    whole = run(experiment(method, rounds=4, cohort=4))
+    full_run = run(experiment(method, rounds=4, cohort=4))
     run(experiment(method, rounds=2, cohort=4, client_state="disk"), tmp_path / "a")
     again = run(
         experiment(method, rounds=4, cohort=4, client_state="disk", engine="processes"), tmp_path / "a", resume=True
     )
-    assert torch.equal(models(whole), models(again))
-    assert torch.equal(whole.snapshot.server.theta, again.snapshot.server.theta)
-    assert_same_state(whole.snapshot, again.snapshot)
+    assert torch.equal(models(full_run), models(again))
+    assert torch.equal(full_run.snapshot.server.theta, again.snapshot.server.theta)
+    assert_same_state(full_run.snapshot, again.snapshot)
 
 
 @pytest.mark.parametrize(
-    ("weights", "told"),
+    ("weights", "message"),
     [
         (((0.5, 0.4), (0.0, 1.0)), "do not sum to 1; a row of B is a mean"),
         (((1.5, -0.5), (0.0, 1.0)), "below 0"),
         (((1.0,) + (0.0,) * 6,) * 7, "links model 6, but there are 6"),
     ],
 )
-def test_rows_off_the_simplex_are_refused(weights: tuple[tuple[float, ...], ...], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_rows_off_the_simplex_are_refused(weights: tuple[tuple[float, ...], ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         go(on(Given(weights=weights)), rounds=1)
 
 
@@ -560,7 +558,7 @@ def test_receivers_of_models_that_there_are_not_are_refused(moved: float) -> Non
 
 def test_rounds_that_wait_for_some_mix_those_and_steps_without_rounds_are_refused() -> None:
     patient = go(on(Ring()), devices="equal", schedule="over_select", cohort=3)
-    assert {len(models(patient)), patient.history[-1]["failures"]} == {6, 0}
+    assert (len(models(patient)), patient.history[-1]["failures"]) == (6, 0)
     with pytest.raises(ConfigError, match="topology 'ring' mixes models at the end of rounds, and schedule=buffered"):
         go(on(Ring()), devices="equal", schedule="buffered")
 
@@ -569,11 +567,14 @@ def test_a_round_touches_the_models_of_its_cohort_alone(tmp_path: Path) -> None:
     """Many clients with a model each need the memory of those that take part, and files for the others."""
     x, y = torch.randn(1500, 4, generator=torch.Generator().manual_seed(0)), torch.arange(1500) % 3
     federation = federate((x, y), "iid", 1500, held_out=0)
-    made = experiment(on(Ring()), federation=federation, rounds=3, cohort=5, client_state="disk")
-    result = run(made, tmp_path / "a")
-    rows, took_part = result.snapshot.rows, {int(c) for t in range(3) for c in draw_cohort(1500, 5, made.seed, t)}
+    conditions = experiment(on(Ring()), federation=federation, rounds=3, cohort=5, client_state="disk")
+    result = run(conditions, tmp_path / "a")
+    rows, participants = (
+        result.snapshot.rows,
+        {int(c) for t in range(3) for c in draw_cohort(1500, 5, conditions.seed, t)},
+    )
     assert rows is not None
-    assert set(rows.clients) == took_part
+    assert set(rows.clients) == participants
     assert rows.files
     assert result.snapshot.server.distance(result.trained.plan.receivers) > 0
 
@@ -581,7 +582,7 @@ def test_a_round_touches_the_models_of_its_cohort_alone(tmp_path: Path) -> None:
 def test_a_matrix_of_ones_own_and_its_state() -> None:
     result: RunResult = go(on(Given(weights=((0.25, 0.75), (1.0, 0.0)))), rounds=2)
     assert int(result.snapshot.server.parts["topology"]["rounds"]) == 2
-    alone: Callable[[int], Tensor] = lambda n: models(go(on(OwnModel()), rounds=1))[n]  # noqa: E731
-    one = models(go(on(Given(weights=((0.25, 0.75), (1.0, 0.0)))), rounds=1))
-    torch.testing.assert_close(one[0], 0.25 * alone(0) + 0.75 * alone(1), rtol=0, atol=TINY)
-    assert torch.equal(one[1], alone(0))
+    alone = models(go(on(OwnModel()), rounds=1))
+    mixture = models(go(on(Given(weights=((0.25, 0.75), (1.0, 0.0)))), rounds=1))
+    torch.testing.assert_close(mixture[0], 0.25 * alone[0] + 0.75 * alone[1], rtol=0, atol=TINY)
+    assert torch.equal(mixture[1], alone[0])
