@@ -95,12 +95,6 @@ class Changed(Undrawn):
         return self.how(x)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-@pytest.fixture
-def _no_lockstep(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedloom.rounds.aggregate.LAST", 2)
-    monkeypatch.setattr("fedloom.rounds.aggregate.SHARE", 2)
-
-
 def assert_computes_agree(name: str, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
     """Live and batched rounds agree, and the batched ones need no lockstep."""
     changes = {"rounds": 3, "seed": 5} | changes
@@ -110,14 +104,12 @@ def assert_computes_agree(name: str, monkeypatch: pytest.MonkeyPatch, **changes:
     assert_same_run(reference, batched, TOLERANCE)
 
 
-@pytest.mark.usefixtures("_no_lockstep")
 @pytest.mark.parametrize("local", [name for name in LOCALS if name != "no clip"])
 @pytest.mark.parametrize("name", METHODS)
 def test_corrected_gradients_are_clipped_in_one_pass(name: str, local: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_computes_agree(name, monkeypatch, local=LOCALS[local], federation=classes(SIZES))
 
 
-@pytest.mark.usefixtures("_no_lockstep")
 @pytest.mark.parametrize("window", [4, 100])
 @pytest.mark.parametrize("name", ["fedavg", "feddyn", "scaffold", "fedprox", "feddyn+prox"])
 def test_first_layers_may_be_factored_with_a_clip(name: str, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +125,6 @@ def test_first_layers_may_be_factored_with_a_clip(name: str, window: int, monkey
     assert torch.cat(factors).min() < 1
 
 
-@pytest.mark.usefixtures("_no_lockstep")
 @pytest.mark.parametrize("local", ["clip, momentum", "no clip"])
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedper"])
 @pytest.mark.parametrize("sizes", [SIZES, (7, 12, 5, 9)], ids=["equal", "padded"])
@@ -165,7 +156,6 @@ def shrinking_net() -> nn.Module:
     return nn.Sequential(nn.Conv2d(2, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, 3))
 
 
-@pytest.mark.usefixtures("_no_lockstep")
 @pytest.mark.parametrize("change", [Centred(), Smaller()])
 def test_a_mini_batch_may_be_augmented_as_a_whole(change: Augmentation, monkeypatch: pytest.MonkeyPatch) -> None:
     """No image depends on those of another client, and inputs may change their shape."""
@@ -173,7 +163,6 @@ def test_a_mini_batch_may_be_augmented_as_a_whole(change: Augmentation, monkeypa
     assert_computes_agree("fedavg", monkeypatch, local=LOCALS["no clip"], augment=(change,), **settings)
 
 
-@pytest.mark.usefixtures("_no_lockstep")
 def test_a_client_whose_images_cannot_be_augmented_is_left_out_alone() -> None:
     federation = classes(SIZES, shape=IMAGE)
     federation.train.arrays.x[torch.from_numpy(federation.train.index[1])] += 100

@@ -152,12 +152,6 @@ class LateDitto(Ditto):
         return super().views(step, extra, ctx)[: 1 + (step.round > 0)]
 
 
-@pytest.fixture(autouse=True)
-def _one_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedloom.rounds.aggregate.LAST", 1)
-    monkeypatch.setattr("fedloom.rounds.aggregate.SHARE", 1)
-
-
 def method(drift: Drift | None = None, *terms: Term, personal: Ditto | None = None) -> Method:
     parts = {name: part for name, part in (("drift", drift), ("personal", personal)) if part is not None}
     return Method("own", terms or (CrossEntropy(),), **parts)  # pyright: ignore[reportArgumentType]

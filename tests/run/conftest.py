@@ -12,8 +12,11 @@ import pytest
 from helpers import resuming
 from helpers import stored as on_disk
 
+import fedloom as fl
 from fedloom.experiment import store
+from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.federated import run
+from fedloom.experiment.trained import TrainedRun
 
 
 @pytest.fixture(scope="session")
@@ -38,6 +41,15 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patched.setattr(store, "ROOM", 0)
         run(on_disk.work(), out, checkpoint_every=2, keep=3)
     return out
+
+
+@pytest.fixture(scope="session")
+def digits_run() -> TrainedRun:
+    """FedAvg with five clients, the j-th of which has the digits 2j and 2j + 1, and their last models."""
+    partition, local = fl.data.partitions.make("niid1", order=True), fl.Local(epochs=3, batch_size=16, lr=0.1)
+    federation = fl.data.federate("digits", partition, clients=5, seed=1, held_out=0.0)
+    evaluation = Evaluation(what=("global", "average"))
+    return fl.run("fedavg", federation, "mlp", rounds=3, local=local, evaluation=evaluation).trained
 
 
 @pytest.fixture

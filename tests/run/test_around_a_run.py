@@ -42,16 +42,16 @@ def test_pytorchs_own_draws_go_on_as_if_there_had_been_no_run(compute: str) -> N
     assert torch.rand(3).equal(expected)
 
 
-@pytest.mark.parametrize("wanted", ["cuda:x", "cuda:-1", "cpu:0", "cpu:x", "gp"])
-def test_devices_that_there_are_not(wanted: str) -> None:
-    with pytest.raises(ConfigError, match=f"unknown device '{wanted}'"):
-        pick_device(wanted)
+@pytest.mark.parametrize("device", ["cuda:x", "cuda:-1", "cpu:0", "cpu:x", "gp"])
+def test_devices_that_there_are_not(device: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown device '{device}'"):
+        pick_device(device)
 
 
 def test_gpu_means_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr("fedloom.experiment.runtime.prepare_gpu", lambda: None)
-    assert [pick_device(wanted) for wanted in ("gpu", "gpu:1")] == ["cuda", "cuda:1"]
+    assert [pick_device(device) for device in ("gpu", "gpu:1")] == ["cuda", "cuda:1"]
 
 
 def test_the_gpu_in_use_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,12 +96,12 @@ def test_a_client_whose_loss_cannot_be_computed_is_left_out(engine: str) -> None
     clients = [(draw.normal(size=(8, 4)), np.full(8, 9.0 if number == 2 else 0.5)) for number in range(5)]
     method = methods.make("q_ffl").with_loss(loss(broken))
     settings = {"engine": engine, "evaluation": Evaluation(what=()), "rounds": 2, "model": lambda: nn.Linear(4, 1)}
-    found = run(experiment(method, federation=federate(clients, seed=0, held_out=0.25), **settings))
-    assert [(f.round, f.client, f.kind) for f in found.failures] == [(0, 2, "code"), (1, 2, "code")]
-    assert "ValueError: no such loss" in str(found.failures[0])
-    assert "in broken" in found.failures[0].trace
-    assert [record["failures"] for record in found.history] == [1, 1]
-    assert np.isfinite(theta(found)).all()
+    result = run(experiment(method, federation=federate(clients, seed=0, held_out=0.25), **settings))
+    assert [(f.round, f.client, f.kind) for f in result.failures] == [(0, 2, "code"), (1, 2, "code")]
+    assert "ValueError: no such loss" in str(result.failures[0])
+    assert "in broken" in result.failures[0].trace
+    assert [record["failures"] for record in result.history] == [1, 1]
+    assert np.isfinite(theta(result)).all()
 
 
 def test_a_run_that_ends_before_the_round_of_a_part_says_so() -> None:
@@ -114,26 +114,28 @@ def test_a_run_that_ends_before_the_round_of_a_part_says_so() -> None:
         callbacks=[EarlyStopping("train/loss", patience=1, min_delta=100.0)],
     )
     assert result.summary["status"] == "stopped"
-    assert any("acts in the last round, which the run did not reach" in said for said in result.summary["warnings"])
+    assert any(
+        "acts in the last round, which the run did not reach" in warning for warning in result.summary["warnings"]
+    )
 
 
 def test_a_round_without_effect_leaves_the_average_as_it_was() -> None:
     method = methods.make("fedavg")
     trusting = type(method)("trust", method.objective, mixing=FLTrust(0))
-    on = Evaluation(what=("average", "global"))
-    result = run(experiment(trusting, rounds=12, drop_rate=0.5, evaluation=on))
-    found, void = result.history, [failure.round for failure in result.failures if failure.client == 0]
+    evaluation = Evaluation(what=("average", "global"))
+    result = run(experiment(trusting, rounds=12, drop_rate=0.5, evaluation=evaluation))
+    history, void = result.history, [failure.round for failure in result.failures if failure.client == 0]
     assert void
     for t in set(void) - {0}:
-        assert found[t]["global/loss"] == found[t - 1]["global/loss"]
-        assert found[t]["average/loss"] == found[t - 1]["average/loss"]
+        assert history[t]["global/loss"] == history[t - 1]["global/loss"]
+        assert history[t]["average/loss"] == history[t - 1]["average/loss"]
 
 
 def test_where_clients_share_nothing_no_model_of_the_server_is_measured() -> None:
-    every = Evaluation(what=("global", "clients", "average", "cohort", "train"), server_average=0.5)
-    record = run(experiment("local", evaluation=every)).history[-1]
-    measured = {key.partition("/")[0] for key in record if "/" in key} - {"comm", "train", "mixing"}
-    assert measured == {"clients"}
+    evaluation = Evaluation(what=("global", "clients", "average", "cohort", "train"), server_average=0.5)
+    record = run(experiment("local", evaluation=evaluation)).history[-1]
+    kinds = {key.partition("/")[0] for key in record if "/" in key} - {"comm", "train", "mixing"}
+    assert kinds == {"clients"}
     for metric in ("average/accuracy", "cohort/loss"):
         with pytest.raises(ConfigError, match="clients share no parameters, so that there is no such model"):
             run(experiment("local", evaluation=Evaluation(what=("average", "cohort"), metric=metric, patience=2)))
@@ -149,19 +151,21 @@ def test_a_metric_that_the_first_evaluation_lacks_ends_the_run(metric: str) -> N
 
 def test_what_only_some_methods_record_may_be_waited_for() -> None:
     data = classes((40, 40, 40))
-    on = Evaluation(metric="as_published/accuracy/mean", patience=2)
-    result = run(experiment("superfed_mm", rounds=2, federation=data, evaluation=on))
+    evaluation = Evaluation(metric="as_published/accuracy/mean", patience=2)
+    result = run(experiment("superfed_mm", rounds=2, federation=data, evaluation=evaluation))
     assert result.summary["rounds"] == 2
 
 
 def test_clients_without_a_metric_are_left_out_of_every_interpolations_mean() -> None:
     data = classes((30, 30, 30))
-    held = data.held_out
+    held_out = data.held_out
     data.test.y  # noqa: B018
-    one = torch.from_numpy(held.index[0])
-    held.arrays.y[one] = 0  # one class alone: no area under the curve
-    on = Evaluation(what=("clients",), metrics=("accuracy", "auroc"))
-    record = run(experiment("superfed_mm", rounds=2, federation=data, evaluation=on, local=Local(lr=0.1))).history[-1]
+    rows = torch.from_numpy(held_out.index[0])
+    held_out.arrays.y[rows] = 0  # one class alone: no area under the curve
+    evaluation = Evaluation(what=("clients",), metrics=("accuracy", "auroc"))
+    record = run(
+        experiment("superfed_mm", rounds=2, federation=data, evaluation=evaluation, local=Local(lr=0.1))
+    ).history[-1]
     for place in ("lambda/0", "lambda/0.5", "lambda/1", "as_published"):
         assert record[f"{place}/auroc/mean"] is not None
         assert np.isfinite(record[f"{place}/auroc/mean"])
@@ -171,16 +175,18 @@ def test_negative_targets_of_losses_that_may_be_negative() -> None:
     def gain(out: Tensor, y: Tensor) -> Any:
         return -out.gather(1, y[:, None]).squeeze(1)
 
-    on = Evaluation(metric="global/loss", target=-0.5)
-    run(experiment(methods.make("fedavg").with_loss(loss(gain)), evaluation=on))
+    evaluation = Evaluation(metric="global/loss", target=-0.5)
+    run(experiment(methods.make("fedavg").with_loss(loss(gain)), evaluation=evaluation))
 
 
 def test_a_model_of_pooled_data_is_tested_at_every_client() -> None:
     data = classes((10, 20, 30, 40))
     result = run(experiment("centralised", federation=data, evaluation=Evaluation(what=("clients", "train"))))
-    record, own = result.history[-1], data.held_out
+    record, held_out = result.history[-1], data.held_out
     assert record["clients/accuracy/clients"] == 4
-    scores = [result.trained.client(k).evaluate(own.client(k).x, own.client(k).y)["accuracy"] for k in range(4)]
+    scores = [
+        result.trained.client(k).evaluate(held_out.client(k).x, held_out.client(k).y)["accuracy"] for k in range(4)
+    ]
     assert record["clients/accuracy/mean"] == pytest.approx(np.mean(scores))
     assert record["clients/accuracy/std"] == pytest.approx(np.std(scores))
     assert np.std(scores) > 0
@@ -196,7 +202,7 @@ def process_state() -> dict[str, object]:
         "gradients": (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_device()),
         "cudnn": (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark),
         "errors": (np.geterr(), list(warnings.filters), sys.excepthook),
-        "signals": [signal.getsignal(one) for one in signal.Signals],
+        "signals": [signal.getsignal(number) for number in signal.Signals],
         "process": (dict(os.environ), Path.cwd(), list(sys.path), locale.setlocale(locale.LC_ALL), gc.isenabled()),
     }
 
@@ -206,9 +212,9 @@ def test_a_users_process_is_as_it_was(engine: str, tmp_path: Path) -> None:
     before, threads = process_state(), torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        asked = process_state()
+        expected = process_state()
         fl.run("fedavg", federate("digits", "iid", 4), "mlp", rounds=2, engine=engine, out=tmp_path / "run")
-        assert process_state() == asked
+        assert process_state() == expected
     finally:
         torch.set_num_threads(threads)
     assert process_state() == before
@@ -221,9 +227,9 @@ def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096 / 1e6
 
 fl.run("fedavg", fl.data.federate("digits", "iid", 2), "mlp", rounds=1)
-held = [np.ones(25_000) for _ in range(2_000)]  # 400 MB, in pieces that glibc takes from the system one by one
+arrays = [np.ones(25_000) for _ in range(2_000)]  # 400 MB, in pieces that glibc takes from the system one by one
 full = resident()
-del held
+del arrays
 print(full - resident())
 """
 
@@ -231,5 +237,5 @@ print(full - resident())
 @pytest.mark.exhaustive
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 def test_memory_that_a_user_frees_after_a_run_is_returned_to_the_system() -> None:
-    done = subprocess.run([sys.executable, "-c", LEFT], capture_output=True, text=True, check=True)
-    assert float(done.stdout.split()[-1]) > 300
+    process = subprocess.run([sys.executable, "-c", LEFT], capture_output=True, text=True, check=True)
+    assert float(process.stdout.split()[-1]) > 300

@@ -106,9 +106,9 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
 
 @pytest.mark.parametrize(("build", "sentence"), CASES.values(), ids=CASES)
 def test_impossible_setting(build: Callable[[], Any], sentence: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as error:
         build()
-    text = str(caught.value)
+    text = str(error.value)
     assert re.search(sentence, text), text
     assert "\n" not in text
     assert text.endswith((".", "?"))
@@ -140,7 +140,7 @@ def numbers() -> Any:
     )
 
 
-def whole() -> Any:
+def whole_numbers() -> Any:
     """The usual federation with whole numbers for inputs."""
     federation = classes()
     arrays = replace(federation.train.arrays, x=federation.train.arrays.x.long())
@@ -211,7 +211,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         r"trains the features before the head, but \w+ has no parameters there; choose .* like mlp",
     ),
     "whole numbers": (
-        {"federation": whole()},
+        {"federation": whole_numbers()},
         r"does not take inputs of shape \(4,\): .*; whole numbers are taken as tokens",
     ),
 }
@@ -219,10 +219,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("changes", "sentence"), REFUSED.values(), ids=REFUSED)
 def test_refused_before_anything_is_written(changes: dict[str, Any], sentence: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as error:
         run(experiment(**{"method": "fedavg", **changes}), tmp_path / "out")
-    assert re.search(sentence, str(caught.value)), str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert re.search(sentence, str(error.value)), str(error.value)
+    assert "\n" not in str(error.value)
     assert not (tmp_path / "out").exists()
 
 

@@ -21,52 +21,52 @@ from fedloom_apps.customise.calibration import CCVR, ClassGaussians, class_momen
 def clients(classes: int = 4, d: int = 3) -> list[tuple[np.ndarray, np.ndarray]]:
     """Three clients, one with a single sample, the only one of its class; nobody has the last class."""
     draw = np.random.default_rng(0)
-    found = [(draw.normal(size=(n, d)), draw.integers(0, classes - 2, n)) for n in (9, 6)]
-    return [*found, (draw.normal(size=(1, d)), np.array([classes - 2]))]
+    pairs = [(draw.normal(size=(n, d)), draw.integers(0, classes - 2, n)) for n in (9, 6)]
+    return [*pairs, (draw.normal(size=(1, d)), np.array([classes - 2]))]
 
 
-def summed(parts: list[tuple[np.ndarray, np.ndarray]], classes: int = 4) -> ClassGaussians:
-    sent = [class_moments(torch.from_numpy(x), torch.from_numpy(y), classes) for x, y in parts]
-    return ClassGaussians.of(*(torch.stack([one[name] for one in sent]).sum(0) for name in ("n", "first", "second")))
+def gaussians_of(parts: list[tuple[np.ndarray, np.ndarray]], classes: int = 4) -> ClassGaussians:
+    moments = [class_moments(torch.from_numpy(x), torch.from_numpy(y), classes) for x, y in parts]
+    return ClassGaussians.of(**{name: torch.stack([m[name] for m in moments]).sum(0) for name in moments[0]})
 
 
 def test_sums_of_clients_give_the_moments_of_the_pooled_features() -> None:
     parts = clients()
-    found, x, y = summed(parts), *(np.concatenate(one) for one in zip(*parts, strict=True))
+    gaussians, x, y = gaussians_of(parts), *(np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     for c in (0, 1):
-        np.testing.assert_allclose(found.mean[c], x[y == c].mean(0), atol=1e-12)
-        np.testing.assert_allclose(found.covariance[c], np.cov(x[y == c].T), atol=1e-12)
-    np.testing.assert_allclose(found.mean[2], x[y == 2][0], atol=1e-12)
-    np.testing.assert_allclose(found.covariance[2:], 0, atol=1e-12)
-    assert found.n.tolist() == [*np.bincount(y, minlength=4)]
+        np.testing.assert_allclose(gaussians.mean[c], x[y == c].mean(0), atol=1e-12)
+        np.testing.assert_allclose(gaussians.covariance[c], np.cov(x[y == c].T), atol=1e-12)
+    np.testing.assert_allclose(gaussians.mean[2], x[y == 2][0], atol=1e-12)
+    np.testing.assert_allclose(gaussians.covariance[2:], 0, atol=1e-12)
+    assert gaussians.n.tolist() == [*np.bincount(y, minlength=4)]
 
 
 def test_they_are_those_of_the_papers_equations() -> None:
     """Its server has each client's own mean and unbiased covariance."""
     parts = [(x, np.arange(len(x)) % 2) for x, _ in clients()[:2]]
-    found = summed(parts)
+    gaussians = gaussians_of(parts)
     for c in (0, 1):
-        own = [x[y == c] for x, y in parts]
-        n = sum(map(len, own))
-        mu = sum(len(x) / n * x.mean(0) for x in own)
-        sigma = sum((len(x) - 1) / (n - 1) * np.cov(x.T) for x in own)
-        sigma = sigma + sum(len(x) / (n - 1) * np.outer(x.mean(0), x.mean(0)) for x in own)
-        np.testing.assert_allclose(found.mean[c], mu, atol=1e-12)
-        np.testing.assert_allclose(found.covariance[c], sigma - n / (n - 1) * np.outer(mu, mu), atol=1e-12)
+        features = [x[y == c] for x, y in parts]
+        n = sum(map(len, features))
+        mu = sum(len(x) / n * x.mean(0) for x in features)
+        sigma = sum((len(x) - 1) / (n - 1) * np.cov(x.T) for x in features)
+        sigma = sigma + sum(len(x) / (n - 1) * np.outer(x.mean(0), x.mean(0)) for x in features)
+        np.testing.assert_allclose(gaussians.mean[c], mu, atol=1e-12)
+        np.testing.assert_allclose(gaussians.covariance[c], sigma - n / (n - 1) * np.outer(mu, mu), atol=1e-12)
 
 
 def test_virtual_features_have_these_moments() -> None:
     """Of 40 000 draws a mean is known to .005 standard deviations; a feature that never varies does not vary."""
-    known = summed(clients())
-    known.covariance[0, 2] = known.covariance[0, :, 2] = 0
-    features, y = known.draw(40_000, seed=1)
+    gaussians = gaussians_of(clients())
+    gaussians.covariance[0, 2] = gaussians.covariance[0, :, 2] = 0
+    features, y = gaussians.draw(40_000, seed=1)
     assert sorted(set(y.tolist())) == [0, 1, 2]
     for c in (0, 1, 2):
-        own = features[y == c].numpy()
-        np.testing.assert_allclose(own.mean(0), known.mean[c], atol=0.03)
-        np.testing.assert_allclose(np.cov(own.T), known.covariance[c], atol=0.05)
+        samples = features[y == c].numpy()
+        np.testing.assert_allclose(samples.mean(0), gaussians.mean[c], atol=0.03)
+        np.testing.assert_allclose(np.cov(samples.T), gaussians.covariance[c], atol=0.05)
     assert features[y == 0][:, 2].std() < 1e-7
-    assert torch.equal(features, known.draw(40_000, seed=1)[0])
+    assert torch.equal(features, gaussians.draw(40_000, seed=1)[0])
 
 
 def test_the_head_takes_the_steps_of_sgd_on_the_cross_entropy() -> None:
@@ -98,7 +98,7 @@ def skewed() -> fl.TrainedRun:
 
 def test_the_calibrated_model_serves_all_classes_and_the_body_is_the_same(skewed: fl.TrainedRun) -> None:
     test, model = skewed.federation.test, CCVR()(skewed)
-    before, after = (one.evaluate(test.x, test.y)["accuracy"] for one in (skewed.server, model))
+    before, after = (candidate.evaluate(test.x, test.y)["accuracy"] for candidate in (skewed.server, model))
     assert after > before + 0.05
     for (name, old), new in zip(skewed.server.module.named_parameters(), model.module.parameters(), strict=True):
         assert torch.equal(old, new) != name.startswith("head."), name
@@ -118,8 +118,8 @@ def test_clipped_sums_have_the_means_of_the_samples() -> None:
     draw = torch.Generator().manual_seed(0)
     x, y = torch.randn(40, 3, generator=draw), torch.arange(40) % 4
     sums = class_moments(x, y, 4)
-    whole, clipped = (ClassGaussians.of(**{name: by * value for name, value in sums.items()}) for by in (1.0, 0.07))
-    torch.testing.assert_close(clipped.mean, whole.mean)
+    unclipped, clipped = (ClassGaussians.of(**{name: by * value for name, value in sums.items()}) for by in (1.0, 0.07))
+    torch.testing.assert_close(clipped.mean, unclipped.mean)
     with pytest.raises(ConfigError, match="count no sample of any class: there are none, or uplinks hide them"):
         ClassGaussians.of(**{name: 0.04 * value for name, value in sums.items()}).draw(5)
 

@@ -28,16 +28,16 @@ class StopAt(fl.Callback):
 
 
 def test_a_stopped_run_is_complete_and_goes_on_to_the_same_bits(tmp_path: Path) -> None:
-    given = experiment("scaffold", rounds=5)
-    stopped = run(given, tmp_path / "run", callbacks=[StopAt(2)])
+    setup = experiment("scaffold", rounds=5)
+    stopped = run(setup, tmp_path / "run", callbacks=[StopAt(2)])
     directory = RunDirectory(tmp_path / "run")
     assert len(stopped.history) == 2
     assert directory.status is Status.STOPPED
     assert (directory.summary()["reason"], directory.summary()["rounds"]) == ("enough", 2)
     assert (directory.path / "checkpoint" / "round-000002").is_dir()
-    again = run(given, tmp_path / "run", resume=True, callbacks=[StopAt(2)])
-    assert len(again.history) == 2
-    assert_same_run(run(given), run(given, tmp_path / "run", resume=True))
+    resumed = run(setup, tmp_path / "run", resume=True, callbacks=[StopAt(2)])
+    assert len(resumed.history) == 2
+    assert_same_run(run(setup), run(setup, tmp_path / "run", resume=True))
 
 
 def test_a_run_that_is_killed_in_its_first_round_has_the_partition(tmp_path: Path) -> None:
@@ -45,11 +45,11 @@ def test_a_run_that_is_killed_in_its_first_round_has_the_partition(tmp_path: Pat
         def on_step(self, step: Any) -> Mapping[str, Any]:
             raise MemoryError
 
-    given = experiment("fedavg")
+    setup = experiment("fedavg")
     with pytest.raises(MemoryError):
-        run(given, tmp_path / "run", callbacks=[Killed()])
-    stored = RunDirectory(tmp_path / "run").table("partition")
-    assert stored["samples"].sum() == given.federation.train.index.sizes.sum()
+        run(setup, tmp_path / "run", callbacks=[Killed()])
+    partition = RunDirectory(tmp_path / "run").table("partition")
+    assert partition["samples"].sum() == setup.federation.train.index.sizes.sum()
 
 
 def test_early_stopping_waits_for_its_patience() -> None:
@@ -57,12 +57,12 @@ def test_early_stopping_waits_for_its_patience() -> None:
         def on_step(self, step: Any) -> Mapping[str, Any]:
             return {"probe/loss": [3.0, 2.0, 1.95, 1.94, 1.0, 0.5][step.server.round - 1]}
 
-    given = experiment("fedavg", rounds=6)
+    setup = experiment("fedavg", rounds=6)
     stop = fl.EarlyStopping("probe/loss", patience=2, min_delta=0.1)
-    summary = run(given, callbacks=[Fake(), stop]).summary
+    summary = run(setup, callbacks=[Fake(), stop]).summary
     assert (summary["status"], summary["rounds"]) == ("stopped", 4)
     assert summary["reason"] == "no improvement of probe/loss in 2 evaluations"
-    assert run(given, callbacks=[Fake(), fl.EarlyStopping("probe/loss", patience=2)]).summary["rounds"] == 6
+    assert run(setup, callbacks=[Fake(), fl.EarlyStopping("probe/loss", patience=2)]).summary["rounds"] == 6
     falling = fl.EarlyStopping("best", patience=2, better="min")
     records = [{"round": round, "best": 1 / round} for round in range(1, 5)]
     assert falling.should_stop(records) is None
@@ -70,7 +70,7 @@ def test_early_stopping_waits_for_its_patience() -> None:
     diverged = [{"round": t, "best": value} for t, value in enumerate([0.5, None, None], start=1)]
     assert fl.EarlyStopping("best", patience=2).should_stop(diverged) is not None
     settings = Evaluation(metric="global/accuracy", patience=2)
-    assert should_stop([{"round": one["round"], "global/accuracy": one["best"]} for one in diverged], settings)
+    assert should_stop([{"round": record["round"], "global/accuracy": record["best"]} for record in diverged], settings)
     with pytest.raises(ConfigError, match="patience must be at least 1"):
         fl.EarlyStopping(patience=0)
     with pytest.raises(ConfigError, match="better is 'less'; there are: max, min"):
@@ -79,20 +79,20 @@ def test_early_stopping_waits_for_its_patience() -> None:
 
 def test_early_stopping_warns_of_a_metric_that_nothing_measures() -> None:
     stop = fl.EarlyStopping("global/acuracy", patience=2)
-    told = "which the rounds so far did not measure; did you mean 'global/accuracy'"
-    with pytest.warns(UserWarning, match=told) as caught:
+    sentence = "which the rounds so far did not measure; did you mean 'global/accuracy'"
+    with pytest.warns(UserWarning, match=sentence) as warnings:
         assert run(experiment("fedavg", rounds=3, evaluation=Evaluation()), callbacks=[stop]).summary["rounds"] == 3
-    assert caught[0].filename == __file__
+    assert warnings[0].filename == __file__
 
 
 def test_measures_see_the_servers_model_after_the_round() -> None:
-    given = experiment("feddyn", rounds=4, evaluation=Evaluation(what=("global",)))
-    test = given.federation.test
+    setup = experiment("feddyn", rounds=4, evaluation=Evaluation(what=("global",)))
+    test = setup.federation.test
 
     def probe(model: Any) -> dict[str, float]:
         return {"probe": float((model(test.x).argmax(1) == test.y).double().mean())}
 
-    history = run(given, callbacks=[fl.Measure(probe, every=2)]).history
+    history = run(setup, callbacks=[fl.Measure(probe, every=2)]).history
     assert [record.get("probe") for record in history] == [
         record["global/accuracy"] if record["round"] % 2 == 0 else None for record in history
     ]
@@ -103,8 +103,8 @@ def test_scalars_of_any_library_are_recorded_as_numbers(tmp_path: Path) -> None:
     values |= {"none": None, "nan": torch.tensor(float("nan"))}
     run(experiment("fedavg", rounds=1), tmp_path / "run", callbacks=[fl.Measure(lambda model: values)])
     (record,) = RunDirectory(tmp_path / "run").metrics()
-    found = {key: record[key] for key in values}
-    assert found == {"t": 0.5, "i": 3, "n": 0.25, "a": 2.0, "b": True, "none": None, "nan": None}
+    numbers = {key: record[key] for key in values}
+    assert numbers == {"t": 0.5, "i": 3, "n": 0.25, "a": 2.0, "b": True, "none": None, "nan": None}
 
 
 @pytest.mark.parametrize(
@@ -127,10 +127,10 @@ def test_what_is_no_number_or_has_a_name_that_is_taken_ends_in_a_sentence(
     def probe(model: Any) -> Any:
         return value
 
-    given = experiment("fedavg", rounds=1, evaluation=Evaluation(what=("global",)))
+    setup = experiment("fedavg", rounds=1, evaluation=Evaluation(what=("global",)))
     measures = [fl.Measure(lambda model: {"other": 1.0}), fl.Measure(probe)]
     with pytest.raises(ConfigError, match=sentence):
-        run(given, tmp_path / "run" if stored else None, callbacks=measures)
+        run(setup, tmp_path / "run" if stored else None, callbacks=measures)
 
 
 def test_a_run_without_a_server_model_cannot_be_measured() -> None:
@@ -150,23 +150,25 @@ def one_class_each(shares: Sequence[Sequence[int]], **settings: Any) -> fl.Feder
 
 @pytest.mark.filterwarnings("ignore:clients/auroc")
 def test_a_metric_without_a_value_is_named_and_ends_no_run() -> None:
-    on = Evaluation(what=("clients",), metrics=("auroc", "accuracy"), metric="clients/auroc/mean", patience=2)
+    evaluation = Evaluation(what=("clients",), metrics=("auroc", "accuracy"), metric="clients/auroc/mean", patience=2)
     stop = fl.EarlyStopping("clients/auroc/mean", patience=2)
     federation = one_class_each([(20, 0), (0, 20), (20, 0)])
-    summary = fl.run("fedavg", federation, "logistic", rounds=4, evaluation=on, callbacks=[stop]).summary
+    summary = fl.run("fedavg", federation, "logistic", rounds=4, evaluation=evaluation, callbacks=[stop]).summary
     assert (summary["status"], summary["rounds"]) == ("finished", 4)
-    (told,) = summary["warnings"]
-    assert told.startswith("clients/auroc/mean has no value in any evaluation: the metric is undefined")
+    (warning,) = summary["warnings"]
+    assert warning.startswith("clients/auroc/mean has no value in any evaluation: the metric is undefined")
 
 
 @pytest.mark.filterwarnings("ignore:clients/auroc")
 def test_means_over_some_of_the_clients_say_over_how_many() -> None:
-    on = Evaluation(what=("clients",), metrics=("accuracy", "auroc"))
+    evaluation = Evaluation(what=("clients",), metrics=("accuracy", "auroc"))
     federation = one_class_each([(20, 0), (20, 20), (20, 20)])
-    summary = fl.run("fedavg", federation, "logistic", rounds=2, evaluation=on).summary
+    summary = fl.run("fedavg", federation, "logistic", rounds=2, evaluation=evaluation).summary
     assert summary["final"]["clients/auroc/clients"] == 2
-    (told,) = summary["warnings"]
-    assert told.startswith("clients/auroc/… in round 2 are over 2 of 3 clients: for the others the metric is undefined")
+    (warning,) = summary["warnings"]
+    assert warning.startswith(
+        "clients/auroc/… in round 2 are over 2 of 3 clients: for the others the metric is undefined"
+    )
 
 
 @pytest.mark.filterwarnings("ignore:.*set aside for validation")

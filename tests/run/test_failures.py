@@ -46,7 +46,7 @@ def poisoned() -> Federation:
     return with_marked_client(VICTIM, 1e160)
 
 
-def without() -> Federation:
+def without_victim() -> Federation:
     """The same federation with the poisoned client's rows at nobody: what the others must make of the round."""
     federation = poisoned()
     lists = [federation.train.index[i] for i in OTHERS]
@@ -128,8 +128,8 @@ def test_one_of_two_models_that_diverged_is_enough(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedexp", "fedadam", "fednova"])
 def test_coefficients_of_the_others_are_renormalised(name: str, engine: str) -> None:
     """For methods that do not divide by K, excluding a client equals a federation that never had it."""
-    there = go(name, federation=without(), model=linear_layers, local=FULL_VIEW)
-    np.testing.assert_allclose(theta(run_poisoned(name, engine)), theta(there), rtol=0, atol=1e-10)
+    reference = go(name, federation=without_victim(), model=linear_layers, local=FULL_VIEW)
+    np.testing.assert_allclose(theta(run_poisoned(name, engine)), theta(reference), rtol=0, atol=1e-10)
 
 
 def test_coefficients_too_small_for_the_type_of_the_sums_are_none() -> None:
@@ -147,10 +147,10 @@ def test_coefficients_too_small_for_the_type_of_the_sums_are_none() -> None:
 
 def test_a_client_that_fails_later_keeps_its_last_state(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its state after round 0 is what it brings to the round after the bad one."""
-    machine = FederatedTask(experiment("scaffold"))
-    store, everyone = machine.state.store, np.arange(len(SIZES))
-    engine = Serial(machine.plan, Live)
-    server, report = federated_round(machine.plan, engine, machine.state.server, store, everyone)
+    task = FederatedTask(experiment("scaffold"))
+    store, everyone = task.state.store, np.arange(len(SIZES))
+    engine = Serial(task.plan, Live)
+    server, report = federated_round(task.plan, engine, task.state.server, store, everyone)
     store.put(report.states, server.round)
     before = dict(store)[VICTIM]["drift"]["c"].clone()
     original = ClientWork._finite_or_failure
@@ -161,7 +161,7 @@ def test_a_client_that_fails_later_keeps_its_last_state(monkeypatch: pytest.Monk
         return original(self, result)
 
     monkeypatch.setattr(ClientWork, "_finite_or_failure", poisoned)
-    _, report = federated_round(machine.plan, engine, server, store, everyone)
+    _, report = federated_round(task.plan, engine, server, store, everyone)
     assert [(f.round, f.client) for f in report.failures] == [(1, VICTIM)]
     assert sorted(report.states) == OTHERS
     store.put(report.states, server.round)
@@ -191,14 +191,14 @@ def test_all_clients_raising_is_a_fault_in_the_code(engine: str) -> None:
     federation = with_marked_client(VICTIM)
     federation.train.arrays.x[:, 0] = MARK
     settings = {"federation": federation, "model": guarded_net(stumble), "cohort": 3, "seed": 1, "engine": engine}
-    with pytest.raises(ClientError) as caught:
+    with pytest.raises(ClientError) as error:
         go(**settings)
-    text = str(caught.value)
+    text = str(error.value)
     assert text.startswith("every client of the round failed; the first was round 1, client ")
     assert "failed in step 1 of" in text
     assert "RuntimeError: the sample is cursed" in text
-    assert "in stumble" in caught.value.trace
-    assert "in stumble" in caught.value.__notes__[0]
+    assert "in stumble" in error.value.trace
+    assert "in stumble" in error.value.__notes__[0]
 
 
 class Broken(Term):
@@ -234,17 +234,17 @@ def scaled(factor: float) -> Federation:
 @pytest.mark.filterwarnings("ignore:in 1 of 2 rounds", "ignore:.* not finite")  # told beside it
 def test_in_python_updates_that_were_left_out_are_told() -> None:
     """Otherwise a run in which none could be used would look like any other."""
-    with pytest.warns(UserWarning, match=r"8 of 12 updates \(67%\) were left out") as seen:
+    with pytest.warns(UserWarning, match=r"8 of 12 updates \(67%\) were left out") as warnings:
         result = fedloom.run("fedavg", classes(), "mlp", rounds=2, participation=1.0, local=Local(lr=1e30))
-    assert all(one.filename == __file__ for one in seen)
+    assert all(warning.filename == __file__ for warning in warnings)
     assert "updates left out: 8>" in repr(result)
 
 
 def test_one_exception_at_a_client_is_told_with_its_reason() -> None:
     """It would be left out of each of its rounds alike, in a column of numbers."""
     many = with_marked_client(VICTIM, sizes=2 * SIZES)
-    said = go("fedavg", model=guarded_net(stumble), federation=many, rounds=1, cohort=12).summary["warnings"]
-    assert [line for line in said if "1 of 12 updates (8%)" in line and "cursed" in line], said
+    warnings = go("fedavg", model=guarded_net(stumble), federation=many, rounds=1, cohort=12).summary["warnings"]
+    assert [line for line in warnings if "1 of 12 updates (8%)" in line and "cursed" in line], warnings
 
 
 def test_a_server_model_that_overflows_ends_the_run() -> None:
@@ -262,8 +262,8 @@ def test_a_final_model_that_diverged_with_finite_updates_is_a_warning() -> None:
     far = {"federation": data, "model": linear_layers, "rounds": 1, "dtype": "float32"}
     calm, wild = (go(**far, local=Local(steps=1, lr=lr), evaluation=Evaluation()) for lr in (0.1, 1e30))
     assert not calm.summary["warnings"]
-    said, *_ = wild.summary["warnings"]  # others follow where this machine's product of such numbers is not a number
-    assert said.startswith("clients/loss/mean and global/loss in round 1: not finite")
+    warning, *_ = wild.summary["warnings"]  # others follow where this machine's product of such numbers is not a number
+    assert warning.startswith("clients/loss/mean and global/loss in round 1: not finite")
 
 
 def test_drop_rate_is_a_probability_and_names_who_left() -> None:
@@ -275,22 +275,21 @@ def test_drop_rate_is_a_probability_and_names_who_left() -> None:
 
 
 def test_checkpoints_hold_every_reason_once(tmp_path: Path) -> None:
-    asked = experiment(rounds=6, drop_rate=0.3, local=Local(steps=1, batch_size=1))
-    expected = run(asked, tmp_path, checkpoint_every=3).failures
+    setup = experiment(rounds=6, drop_rate=0.3, local=Local(steps=1, batch_size=1))
+    expected = run(setup, tmp_path, checkpoint_every=3).failures
     path = tmp_path / "checkpoint" / "round-000003"
-    found = checkpoint.load(path)
-    assert [reason["reason"] for reason in found.facts["failures"]] == ["dropped out"]
-    assert run(asked, tmp_path, resume=path).failures == expected
+    assert [reason["reason"] for reason in checkpoint.load(path).facts["failures"]] == ["dropped out"]
+    assert run(setup, tmp_path, resume=path).failures == expected
 
 
-@pytest.mark.parametrize("told", [None, 3, [], {}])
-def test_reasons_of_a_checkpoint_are_texts(told: Any, tmp_path: Path) -> None:
-    asked = experiment(rounds=6, drop_rate=0.3, local=Local(steps=1, batch_size=1))
-    run(asked, tmp_path)
+@pytest.mark.parametrize("trace", [None, 3, [], {}])
+def test_reasons_of_a_checkpoint_are_texts(trace: Any, tmp_path: Path) -> None:
+    setup = experiment(rounds=6, drop_rate=0.3, local=Local(steps=1, batch_size=1))
+    run(setup, tmp_path)
     (reason,) = checkpoint.load(tmp_path / "checkpoint" / "round-000006").facts["failures"]
-    forge_checkpoint(tmp_path, "failures", dict, {"failures": [{**reason, "trace": told}]})
+    forge_checkpoint(tmp_path, "failures", dict, {"failures": [{**reason, "trace": trace}]})
     with pytest.raises(CheckpointError, match="its failures are told in other values than texts"):
-        run(replace(asked, rounds=7), tmp_path, resume=True)
+        run(replace(setup, rounds=7), tmp_path, resume=True)
 
 
 def test_drop_outs_are_the_same_for_every_method_and_cost_the_broadcast_only() -> None:

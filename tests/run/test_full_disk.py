@@ -51,10 +51,10 @@ def test_a_full_disk_harms_no_checkpoint_and_is_reported(
     names = [path.name for path in checkpoint.available(out / "checkpoint")]
     assert names == ["round-000002", "round-000008"]
     assert not list((out / "checkpoint").glob(".*"))
-    found, whole = contents(out), contents(finished)
-    assert len(found["summary"].pop("warnings")) == 2
-    whole["summary"].pop("warnings")
-    assert_same_contents(whole, found)
+    actual, expected = contents(out), contents(finished)
+    assert len(actual["summary"].pop("warnings")) == 2
+    expected["summary"].pop("warnings")
+    assert_same_contents(expected, actual)
 
 
 @pytest.mark.parametrize("name", ["manifest.json", ".mixing.parquet.part"])
@@ -96,10 +96,10 @@ def test_no_file_may_grow_any_more(room: float, tmp_path: Path, finished: Path) 
     out = Path(shutil.copytree(finished, tmp_path / "limited"))
     back_to(out, 4)
     good = {path: path.read_bytes() for path in (out / "checkpoint" / "round-000004").iterdir()}
-    written = sum(len(line) + 1 for line in (out / "metrics.jsonl").read_text().splitlines()[:4])
+    size = sum(len(line) + 1 for line in (out / "metrics.jsonl").read_text().splitlines()[:4])
 
     def limited() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (int(room * written), resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(room * size), resource.RLIM_INFINITY))
         try:
             run(work(), out, resume=True, checkpoint_every=100, keep=3)
         except Exception as error:
@@ -108,10 +108,10 @@ def test_no_file_may_grow_any_more(room: float, tmp_path: Path, finished: Path) 
     pipe = os.pipe()
     assert child(limited) == 0
     os.close(pipe[1])
-    said = os.read(pipe[0], 10_000).decode()
-    assert said.startswith("CheckpointError: ")
-    assert "cannot be written" in said
-    assert "File too large" in said
+    message = os.read(pipe[0], 10_000).decode()
+    assert message.startswith("CheckpointError: ")
+    assert "cannot be written" in message
+    assert "File too large" in message
     assert good == {path: path.read_bytes() for path in good}
     run(work(), out, resume=True, checkpoint_every=2, keep=3)
     assert_same_contents(contents(finished), contents(out))
@@ -140,11 +140,11 @@ RUN = ("run", "method=fedavg", "data=digits", "clients=3", "model=logistic", "ro
 @pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full")
 @pytest.mark.parametrize("words", [(), ("--log", str(FULL))], ids=["output", "log"])
 def test_a_run_goes_on_without_lines_that_cannot_be_written(words: tuple[str, ...], tmp_path: Path) -> None:
-    done = commanded([*RUN, *words], tmp_path, None if words else FULL)
-    assert done.returncode == 0
+    process = run_command([*RUN, *words], tmp_path, None if words else FULL)
+    assert process.returncode == 0
     name = words[1] if words else "standard output"
-    assert done.stderr.count(f"{name} cannot be written (No space left on device); this goes on without it.") == 1
-    assert "Traceback" not in done.stderr
+    assert process.stderr.count(f"{name} cannot be written (No space left on device); this goes on without it.") == 1
+    assert "Traceback" not in process.stderr
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "finished"
 
 
@@ -152,15 +152,15 @@ def test_a_run_goes_on_without_lines_that_cannot_be_written(words: tuple[str, ..
 @pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full")
 @pytest.mark.parametrize("words", [["list", "methods"], [*RUN, "--json"]], ids=["list", "json"])
 def test_an_answer_that_cannot_be_written_is_an_error(words: list[str], tmp_path: Path) -> None:
-    done = commanded(words, tmp_path, FULL)
-    assert (done.returncode, done.stderr) == (2, "fedloom: No space left on device.\n")
+    process = run_command(words, tmp_path, FULL)
+    assert (process.returncode, process.stderr) == (2, "fedloom: No space left on device.\n")
 
 
-def commanded(words: list[str], where: Path, output: Path | None) -> subprocess.CompletedProcess[str]:
+def run_command(words: list[str], folder: Path, output: Path | None) -> subprocess.CompletedProcess[str]:
     """A command in a process of its own, with its output in a file; None catches it."""
-    with (output or where / "caught").open("w") as file:
+    with (output or folder / "caught").open("w") as file:
         command = [sys.executable, "-c", "from fedloom.cli import main; raise SystemExit(main())", *words]
-        return subprocess.run(command, cwd=where, stdout=file, stderr=subprocess.PIPE, text=True, check=False)
+        return subprocess.run(command, cwd=folder, stdout=file, stderr=subprocess.PIPE, text=True, check=False)
 
 
 def test_memory_that_does_not_suffice_is_one_sentence(
@@ -212,8 +212,8 @@ def test_a_run_that_ended_before_its_first_round_says_how_to_begin_again(
 
     monkeypatch.setattr(atomic, "write_synced", crowded)
     words = ("run", "-q", "data=digits", "clients=3", "rounds=1", "model=logistic")
-    told = "cannot be written: No space left on device; make room for it, or choose another place.\n"
-    assert cli(*words, "method=fedavg", "out=fedavg").err == f"fedloom: fedavg {told}"
+    sentence = "cannot be written: No space left on device; make room for it, or choose another place.\n"
+    assert cli(*words, "method=fedavg", "out=fedavg").err == f"fedloom: fedavg {sentence}"
     assert cli(*words, "method=feddyn", "out=fedavg").err == (
         "fedloom: fedavg exists already; no round of its run is on record: remove it, choose another out=, or continue "
         "it with resume=fedavg.\n"
@@ -222,7 +222,7 @@ def test_a_run_that_ended_before_its_first_round_says_how_to_begin_again(
     assert "remove" not in cli(*words, "method=feddyn", "out=fedavg").err
     lock.release()
     code, _, err = cli(*words, "-m", "method=fedavg,feddyn", "out=both")
-    assert (code, err) == (2, f"fedloom: fedavg: both/fedavg-0 {told}")
+    assert (code, err) == (2, f"fedloom: fedavg: both/fedavg-0 {sentence}")
     assert Path("both/report.html").exists()
     full[0] = False
     assert cli("run", "-q", "resume=fedavg").code == cli("run", "-q", "resume=both").code == 0
@@ -233,9 +233,9 @@ def test_results_are_shown_where_their_page_cannot_be_written(cli: Cli, monkeypa
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("fedloom_apps.report.render.write_whole", full)
-    done = cli("run", "-q", "data=digits", "clients=3", "rounds=1", "model=logistic", "method=fedavg", "out=there")
-    assert (done.code, "run directory: there" in done.out) == (2, True)
-    assert done.err.startswith("fedloom: report: the report there/tables.tex cannot be written: No space")
+    answer = cli("run", "-q", "data=digits", "clients=3", "rounds=1", "model=logistic", "method=fedavg", "out=there")
+    assert (answer.code, "run directory: there" in answer.out) == (2, True)
+    assert answer.err.startswith("fedloom: report: the report there/tables.tex cannot be written: No space")
     assert cli("verify", "there").out == "there: as recorded\n"
 
 
@@ -248,6 +248,8 @@ def test_what_went_wrong_is_told_though_nobody_reads_the_results(cli: Cli, tmp_p
     reading, writing = os.pipe()
     os.close(reading)
     program = [sys.executable, "-c", "import sys; from fedloom.cli import main; sys.exit(main())"]
-    done = subprocess.run([*program, "run", "-q", "resume=there"], stdout=writing, stderr=subprocess.PIPE, check=False)
+    process = subprocess.run(
+        [*program, "run", "-q", "resume=there"], stdout=writing, stderr=subprocess.PIPE, check=False
+    )
     os.close(writing)
-    assert (done.returncode, b"report there/report.html cannot be written" in done.stderr) == (2, True)
+    assert (process.returncode, b"report there/report.html cannot be written" in process.stderr) == (2, True)

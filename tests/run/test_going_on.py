@@ -29,20 +29,20 @@ def test_a_checkpoint_is_named_by_any_path(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     run(experiment(rounds=3), "whole", checkpoint_every=1, keep=3)
-    place = Path("whole") / "checkpoint" / "round-000001"
-    begun = []
+    path = Path("whole") / "checkpoint" / "round-000001"
+    starts = []
 
     class Watch:
         def __getattr__(self, name: str) -> Any:
             return (
-                (lambda info: begun.append(info.start))
+                (lambda info: starts.append(info.start))
                 if name == "on_start"
                 else lambda *a: {} if "step" in name else None
             )
 
-    given = kind(place if relative else place.resolve())
-    run(experiment(rounds=3), "whole", resume=given, checkpoint_every=1, keep=3, callbacks=[Watch()])
-    assert begun == [1]
+    resume = kind(path if relative else path.resolve())
+    run(experiment(rounds=3), "whole", resume=resume, checkpoint_every=1, keep=3, callbacks=[Watch()])
+    assert starts == [1]
 
 
 @pytest.mark.parametrize("name", kinds())
@@ -81,11 +81,11 @@ def test_a_run_whose_disk_was_full_before_its_first_checkpoint_begins_anew(
 
     with monkeypatch.context() as patched:
         patched.setattr(checkpoint, "save", full)
-        said = run(experiment(rounds=5), tmp_path / "run", checkpoint_every=2).summary["warnings"]
-    assert any("no checkpoint could be written" in one for one in said)
-    again = run(experiment(rounds=5), tmp_path / "run", resume=True, checkpoint_every=2)
-    whole = run(experiment(rounds=5), tmp_path / "other", checkpoint_every=2)
-    assert [record["train/loss"] for record in again.history] == [record["train/loss"] for record in whole.history]
+        warnings = run(experiment(rounds=5), tmp_path / "run", checkpoint_every=2).summary["warnings"]
+    assert any("no checkpoint could be written" in line for line in warnings)
+    resumed = run(experiment(rounds=5), tmp_path / "run", resume=True, checkpoint_every=2)
+    full_run = run(experiment(rounds=5), tmp_path / "other", checkpoint_every=2)
+    assert [record["train/loss"] for record in resumed.history] == [record["train/loss"] for record in full_run.history]
     shutil.rmtree(tmp_path / "run" / "checkpoint")
     with pytest.raises(CheckpointError, match="has lost its checkpoints"):
         run(experiment(rounds=6), tmp_path / "run", resume=True)

@@ -71,26 +71,26 @@ def test_interrupted_while_a_round_is_being_recorded(
 @pytest.mark.parametrize("engine", ["serial", "processes"])
 def test_interrupted_in_the_middle_of_a_round(engine: str, tmp_path: Path) -> None:
     """The interrupted round leaves no trace; what came before is kept."""
-    ours = os.getpid()
+    parent = os.getpid()
     calls: list[int] = []
 
     def act() -> None:
         calls.append(1)
         if len(calls) == 8:  # of one process: each worker counts its own
-            os.kill(ours, signal.SIGINT)
+            os.kill(parent, signal.SIGINT)
 
     settings = {"federation": with_marked_client(2), "cohort": None, "drop_rate": 0.0}
     calm = guarded_net(lambda: None)
-    whole = run(work(model=calm, **settings), tmp_path / "whole", checkpoint_every=100)
+    full_run = run(work(model=calm, **settings), tmp_path / "whole", checkpoint_every=100)
     with pytest.raises(KeyboardInterrupt):
         run(work(model=guarded_net(act), engine=engine, **settings), tmp_path / "cut", checkpoint_every=100)
-    found = checkpoint.available(tmp_path / "cut" / "checkpoint")
-    assert len(found) == 1
-    rounds = int(found[0].name.removeprefix("round-"))
+    checkpoints = checkpoint.available(tmp_path / "cut" / "checkpoint")
+    assert len(checkpoints) == 1
+    rounds = int(checkpoints[0].name.removeprefix("round-"))
     assert rounds < ROUNDS
     assert len((tmp_path / "cut" / "metrics.jsonl").read_text().splitlines()) == rounds
     resumed = run(work(model=calm, engine=engine, **settings), tmp_path / "cut", resume=True)
-    assert_same_run(whole, resumed)
+    assert_same_run(full_run, resumed)
 
 
 class Finalised:
@@ -110,7 +110,7 @@ def test_a_signal_that_python_ignores_in_a_finaliser_ends_the_run_before_the_rou
             Finalised()
 
     settings = {"federation": with_marked_client(2), "cohort": None, "drop_rate": 0.0}
-    whole = run(work(model=guarded_net(lambda: None), **settings), tmp_path / "whole", checkpoint_every=100)
+    full_run = run(work(model=guarded_net(lambda: None), **settings), tmp_path / "whole", checkpoint_every=100)
     with pytest.raises(KeyboardInterrupt):
         run(work(model=guarded_net(act), **settings), tmp_path / "cut", checkpoint_every=100)
     assert len(calls) > 7, "the exception was not ignored"
@@ -118,4 +118,4 @@ def test_a_signal_that_python_ignores_in_a_finaliser_ends_the_run_before_the_rou
     assert rounds < ROUNDS
     assert [path.name for path in checkpoint.available(tmp_path / "cut" / "checkpoint")] == [f"round-{rounds:06d}"]
     resumed = run(work(model=guarded_net(lambda: None), **settings), tmp_path / "cut", resume=True)
-    assert_same_run(whole, resumed)
+    assert_same_run(full_run, resumed)

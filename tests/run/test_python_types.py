@@ -29,8 +29,8 @@ def test_a_generator_by_name_draws_in_the_range_of_normalised_pixels() -> None:
     arrays = FEDERATION.train.arrays
     normalised = replace(arrays, x=(arrays.x - 0.3) / 0.4, mean=(0.3,), std=(0.4,))
     federation = replace(FEDERATION, train=replace(FEDERATION.train, arrays=normalised))
-    made: Any = _experiment("fedcvae", federation, "conditional_vae", {"evaluation": {"what": []}}).model()
-    assert (made.decoder.low, made.decoder.high) == ((-0.3 / 0.4,), (0.7 / 0.4,))
+    model: Any = _experiment("fedcvae", federation, "conditional_vae", {"evaluation": {"what": []}}).model()
+    assert (model.decoder.low, model.decoder.high) == ((-0.3 / 0.4,), (0.7 / 0.4,))
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
@@ -128,9 +128,9 @@ def test_an_error_in_the_models_own_function_is_told_as_it_is() -> None:
     def fails() -> nn.Module:
         raise TypeError("widths are text.\nThe second line.")
 
-    with pytest.raises(ConfigError, match=r"without arguments, fails with TypeError: widths are text\.$") as caught:
+    with pytest.raises(ConfigError, match=r"without arguments, fails with TypeError: widths are text\.$") as error:
         go(model=fails)()
-    assert isinstance(caught.value.__cause__, TypeError)
+    assert isinstance(error.value.__cause__, TypeError)
 
 
 def test_an_error_of_fedloom_in_the_models_function_stays_one() -> None:
@@ -148,10 +148,10 @@ def test_numbers_of_numpy_and_mappings_are_taken() -> None:
 
 def test_participation_and_cohort_may_agree_and_a_run_with_both_goes_on(tmp_path) -> None:
     assert len(go(participation=0.5, cohort=2)().history) == 1
-    both = replace(_experiment("fedavg", FEDERATION, "logistic", {"rounds": 1}), participation=0.5, cohort=3)
-    fl.run(both, out=tmp_path / "run")
-    again = {"participation": 0.5, "cohort": 3, "rounds": 2, "out": tmp_path / "run", "resume": True}
-    assert len(go(**again)().history) == 2
+    setup = replace(_experiment("fedavg", FEDERATION, "logistic", {"rounds": 1}), participation=0.5, cohort=3)
+    fl.run(setup, out=tmp_path / "run")
+    conditions = {"participation": 0.5, "cohort": 3, "rounds": 2, "out": tmp_path / "run", "resume": True}
+    assert len(go(**conditions)().history) == 2
 
 
 def test_what_is_imported_on_first_use_can_be_completed() -> None:

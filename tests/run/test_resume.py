@@ -103,22 +103,22 @@ def test_more_rounds_and_another_engine_give_the_same_bits(finished: Path, tmp_p
     two = {"engine": "processes", "engine_settings": {"workers": 2}}
     run(work(rounds=6, **two), out, resume=True, checkpoint_every=2, keep=3)
     run(work(), out, resume=True, checkpoint_every=2, keep=3)
-    grown, whole = contents(out), contents(finished)
+    extended, expected = contents(out), contents(finished)
     # a last round is always evaluated, so the records of rounds 3 and 6 may hold more numbers, but no others
-    for run_directory in (grown, whole):
+    for run_directory in (extended, expected):
         del run_directory["last checkpoint"]["facts"]["records"]
     for key in ("model", "last checkpoint"):
-        np.testing.assert_equal(grown[key], whole[key])
-    for a, b in zip(whole["metrics"], grown["metrics"], strict=True):
+        np.testing.assert_equal(extended[key], expected[key])
+    for a, b in zip(expected["metrics"], extended["metrics"], strict=True):
         assert a.items() <= b.items()
 
 
 def test_a_compute_that_does_the_work_of_another_may_take_its_place(tmp_path: Path) -> None:
     """What cannot be batched runs live, whatever it is called, and so goes on to the same bits."""
-    made = replace(make("fedavg"), adaptation=Maml())
-    whole = run(experiment(made, rounds=4), tmp_path / "whole")
-    run(experiment(made, rounds=2, compute="batched"), tmp_path / "parts")
-    assert_same_run(whole, run(experiment(made, rounds=4), tmp_path / "parts", resume=True))
+    method = replace(make("fedavg"), adaptation=Maml())
+    full_run = run(experiment(method, rounds=4), tmp_path / "whole")
+    run(experiment(method, rounds=2, compute="batched"), tmp_path / "parts")
+    assert_same_run(full_run, run(experiment(method, rounds=4), tmp_path / "parts", resume=True))
 
 
 def test_a_compute_that_rounds_in_its_own_way_is_refused(tmp_path: Path) -> None:
@@ -185,13 +185,13 @@ def test_a_run_in_memory_is_the_same_run(finished: Path) -> None:
 def test_early_stopping_stops_where_it_would_have(tmp_path: Path) -> None:
     patient = Evaluation(what=("global",), patience=2, metric="global/loss")
     stops = work("fedavg", rounds=30, evaluation=patient, local=Local(epochs=1, batch_size=4, lr=0.1))
-    whole = run(stops, tmp_path / "whole", checkpoint_every=1)
-    assert 3 < len(whole.history) < 30
-    assert (whole.summary["status"], whole.summary["reason"]) == ("stopped", "no improvement in 2 evaluations")
+    full_run = run(stops, tmp_path / "whole", checkpoint_every=1)
+    assert 3 < len(full_run.history) < 30
+    assert (full_run.summary["status"], full_run.summary["reason"]) == ("stopped", "no improvement in 2 evaluations")
     out = tmp_path / "twice"
     run(work("fedavg", rounds=3, evaluation=patient, local=Local(epochs=1, batch_size=4, lr=0.1)), out)
-    again = run(stops, out, resume=True)
-    assert_same_run(whole, again)
+    resumed = run(stops, out, resume=True)
+    assert_same_run(full_run, resumed)
 
 
 # --- kept ----------------------------------------
@@ -213,12 +213,12 @@ def test_checkpoints_hold_data_only(finished: Path) -> None:
 
 def test_tables_of_a_run(finished: Path) -> None:
     """Mixing coefficients sum to one in every round in which somebody arrived; clients' rows where evaluated."""
-    found = contents(finished)
-    rounds, p = (np.array(found["mixing"][key]) for key in ("round", "p"))
+    tables = contents(finished)
+    rounds, p = (np.array(tables["mixing"][key]) for key in ("round", "p"))
     assert np.unique(rounds).tolist() == list(range(1, ROUNDS + 1))
     totals = [p[rounds == r].sum() for r in range(1, ROUNDS + 1)]
-    arrived = [record["failures"] < record["cohort"] for record in found["metrics"]]
+    arrived = [record["failures"] < record["cohort"] for record in tables["metrics"]]
     np.testing.assert_allclose(totals, np.array(arrived, dtype=float), atol=1e-12)
-    assert sum(np.array(p) == 0) == sum(record["failures"] for record in found["metrics"])
-    assert np.unique(found["clients"]["round"]).tolist() == [2, 4, 6, 8]
-    assert np.unique(found["clients"]["client"]).tolist() == list(range(6))
+    assert sum(np.array(p) == 0) == sum(record["failures"] for record in tables["metrics"])
+    assert np.unique(tables["clients"]["round"]).tolist() == [2, 4, 6, 8]
+    assert np.unique(tables["clients"]["client"]).tolist() == list(range(6))

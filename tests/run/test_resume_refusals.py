@@ -60,9 +60,9 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_named(
 ) -> None:
     last, before = copy / "checkpoint" / "round-000008", copy / "checkpoint" / "round-000006"
     act(last / file)
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(CheckpointError) as error:
         run(work(), copy, resume=True)
-    text = str(caught.value)
+    text = str(error.value)
     assert text.startswith(f"the checkpoint {last} cannot be used (")
     assert f"; continue from the one before it with resume={before}." in text
     assert "\n" not in text
@@ -161,17 +161,17 @@ def scaled(by: float) -> Callable[[float], float]:
     ],
 )
 def test_settings_of_parts_are_compared_in_full(make_value: Callable[[float], Any], tmp_path: Path) -> None:
-    def given(last: float) -> Experiment:
+    def with_value(last: float) -> Experiment:
         return experiment(replace(make("fedavg"), mixing=Table(make_value(last))), rounds=2)
 
-    run(replace(given(0.0), rounds=1), tmp_path / "a")
+    run(replace(with_value(0.0), rounds=1), tmp_path / "a")
     with pytest.raises(CheckpointError, match=r"holds another experiment, .*method\.mixing: Table\("):
-        run(given(1.0), tmp_path / "a", resume=True)
-    assert len(run(given(0.0), tmp_path / "a", resume=True).history) == 2
+        run(with_value(1.0), tmp_path / "a", resume=True)
+    assert len(run(with_value(0.0), tmp_path / "a", resume=True).history) == 2
 
 
 def test_the_code_of_a_part_of_one_s_own_is_compared(tmp_path: Path) -> None:
-    def given(power: int) -> Experiment:
+    def with_power(power: int) -> Experiment:
         class Changed(Table):
             def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
                 weights = np.asarray(info.sizes, float) ** power
@@ -179,23 +179,23 @@ def test_the_code_of_a_part_of_one_s_own_is_compared(tmp_path: Path) -> None:
 
         return experiment(replace(make("fedavg"), mixing=Changed()), rounds=2)
 
-    run(replace(given(1), rounds=1), tmp_path / "a")
+    run(replace(with_power(1), rounds=1), tmp_path / "a")
     with pytest.raises(CheckpointError, match=r"method\.mixing: .*Changed"):
-        run(given(2), tmp_path / "a", resume=True)
-    assert len(run(given(1), tmp_path / "a", resume=True).history) == 2
+        run(with_power(2), tmp_path / "a", resume=True)
+    assert len(run(with_power(1), tmp_path / "a", resume=True).history) == 2
 
 
 def test_the_declarations_of_a_part_of_one_s_own_are_compared(tmp_path: Path) -> None:
     """What is not a setting but a class attribute, such as how uploads are reduced."""
 
-    def given(reduce: Reduce) -> Experiment:
+    def identity_with(reduce: Reduce) -> str:
         class Reduced(Table):
             uploads = {"gap": reduce}  # noqa: RUF012
 
-        return experiment(replace(make("fedavg"), mixing=Reduced()), rounds=2)
+        return identity.of_part(Reduced())
 
-    assert identity.of_part(given(Reduce.MEAN).method.mixing) == identity.of_part(given(Reduce.MEAN).method.mixing)
-    assert identity.of_part(given(Reduce.MEAN).method.mixing) != identity.of_part(given(Reduce.SUM).method.mixing)
+    assert identity_with(Reduce.MEAN) == identity_with(Reduce.MEAN)
+    assert identity_with(Reduce.MEAN) != identity_with(Reduce.SUM)
 
 
 def test_the_module_in_which_a_function_of_one_s_own_stands_does_not_matter() -> None:
@@ -204,9 +204,9 @@ def test_the_module_in_which_a_function_of_one_s_own_stands_does_not_matter() ->
     def function(x: float) -> float:
         return x + 1
 
-    one = identity.of_function(function)
+    expected = identity.of_function(function)
     function.__module__ = "__main__"
-    assert identity.of_function(function) == one
+    assert identity.of_function(function) == expected
 
 
 def test_the_run_directory_itself_is_continued_from_its_newest_checkpoint(tmp_path: Path) -> None:
@@ -291,10 +291,10 @@ LOST: dict[str, tuple[Callable[[Path], None], str]] = {
 def test_a_run_that_has_lost_records_is_not_continued(act: Callable[[Path], None], sentence: str, copy: Path) -> None:
     act(copy)
     before = files_of(copy)
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(CheckpointError) as error:
         run(work(rounds=10), copy, resume=True)
-    assert re.search(sentence, str(caught.value)), str(caught.value)
-    assert f"; continue from the one before it with resume={copy}/checkpoint/round-000006." in str(caught.value)
+    assert re.search(sentence, str(error.value)), str(error.value)
+    assert f"; continue from the one before it with resume={copy}/checkpoint/round-000006." in str(error.value)
     assert before == files_of(copy)
 
 
@@ -315,15 +315,15 @@ def test_a_run_that_has_lost_its_checkpoints_does_not_begin_anew(copy: Path) -> 
 
 def test_a_link_in_a_run_directory_is_not_followed(copy: Path, tmp_path: Path) -> None:
     for name in ("metrics.jsonl", "checkpoint", "clients", "models", "answers", "judge", "runs"):
-        there = tmp_path / f"mine-{name}"
+        target = tmp_path / f"mine-{name}"
         if (copy / name).exists():
-            (copy / name).rename(there)
-        (copy / name).symlink_to(there)
+            (copy / name).rename(target)
+        (copy / name).symlink_to(target)
         with pytest.raises(CheckpointError, match=rf"{copy}/{name} is a symbolic link, through which"):
             run(work(rounds=10), copy, resume=True)
         (copy / name).unlink()
-        if there.exists():
-            there.rename(copy / name)
+        if target.exists():
+            target.rename(copy / name)
     (tmp_path / "mine").write_text("precious")
     (copy / ".summary.json.part").symlink_to(tmp_path / "mine")
     (copy / "summary.json").unlink()
@@ -348,25 +348,25 @@ def test_a_run_directory_in_use_is_refused(resume: bool, tmp_path: Path) -> None
             os.write(writing, b"x")
             time.sleep(60)
 
-    other = os.fork()
-    if not other:
+    pid = os.fork()
+    if not pid:
         run(work(engine="processes", engine_settings={"workers": 2}), out, callbacks=[Waits()])
         os._exit(0)
     try:
         assert os.read(reading, 1) == b"x"
         before = files_of(out)
-        with pytest.raises(CheckpointError) as caught:
+        with pytest.raises(CheckpointError) as error:
             run(work(), out, resume=resume)
-        told = (
-            f"{out} is in use by process {other} on {platform.node()}; "
+        sentence = (
+            f"{out} is in use by process {pid} on {platform.node()}; "
             if resume
             else f"{out} exists already; choose another out="
         )
-        assert str(caught.value).startswith(told)
+        assert str(error.value).startswith(sentence)
         assert before == files_of(out)
     finally:
-        os.kill(other, signal.SIGKILL)
-        os.waitpid(other, 0)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
     run(work(), out, resume=True)
     assert not (out / ".lock").exists()
 

@@ -48,8 +48,8 @@ def states(value: float, *clients: int, size: int = 1000) -> dict[int, State]:
     return {client: {"drift": {"h": torch.full((size,), float(value))}} for client in clients}
 
 
-def values(held: StateStore) -> dict[int, float]:
-    return {client: state["drift"]["h"][0].item() for client, state in held}
+def values(disk: StateStore) -> dict[int, float]:
+    return {client: state["drift"]["h"][0].item() for client, state in disk}
 
 
 def on_disk(folder: Path, room: float = 0) -> StateStore:
@@ -65,14 +65,14 @@ def test_disk_and_memory_give_the_same_bits(
     name: str, room: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "ROOM", room)
-    there, here = tmp_path / "disk", tmp_path / "memory"
-    a = run(work(name), there, checkpoint_every=2)
-    b = run(work(name, "memory"), here, checkpoint_every=2)
+    disk, memory = tmp_path / "disk", tmp_path / "memory"
+    a = run(work(name), disk, checkpoint_every=2)
+    b = run(work(name, "memory"), memory, checkpoint_every=2)
     assert (a.snapshot.store.room, b.snapshot.store.room) == (room, INF)
     assert a.snapshot.store._used <= room
     assert len(a.snapshot.store) > 3
     assert_same_run(a, b)
-    np.testing.assert_equal(numbers(there), numbers(here))
+    np.testing.assert_equal(numbers(disk), numbers(memory))
 
 
 def test_disk_and_memory_give_the_same_bits_with_worker_processes(tmp_path: Path) -> None:
@@ -87,22 +87,22 @@ def test_methods_without_states_leave_no_files(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_names_the_states_and_does_not_copy_them(stored: Path) -> None:
-    found = contents(stored)
-    mixing = found["mixing"]
+    tables = contents(stored)
+    mixing = tables["mixing"]
     rows = list(zip(mixing["round"], mixing["client"], mixing["p"], strict=True))
     for path in checkpoint.available(stored / "checkpoint"):
         reached = int(path.name.removeprefix("round-"))
-        failed = any(record["failures"] for record in found["metrics"] if record["round"] <= reached)
+        failed = any(record["failures"] for record in tables["metrics"] if record["round"] <= reached)
         expected = {"server.safetensors", "clients.safetensors", "manifest.json"}
         assert {file.name for file in path.iterdir()} == expected | ({"failures.safetensors"} if failed else set())
         last = {client: number for number, client, p in rows if p and number <= reached}  # when it took part last
-        there = places(path)
-        assert there.keys() == last.keys()
-        for client, name in there.items():
+        files_by_client = places(path)
+        assert files_by_client.keys() == last.keys()
+        for client, name in files_by_client.items():
             assert last[client] <= int(name.removeprefix("clients/")[:6]) <= reached
         index, names = indices(path)["clients"]
-        held = checkpoint.load_tensors((path / "clients.safetensors").read_bytes())
-        assert sum(t.nbytes for t in held.values()) == len(index["client"]) * 20 + len(names) * 48
+        tensors = checkpoint.load_tensors((path / "clients.safetensors").read_bytes())
+        assert sum(t.nbytes for t in tensors.values()) == len(index["client"]) * 20 + len(names) * 48
 
 
 def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -114,15 +114,15 @@ def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
     disk = on_disk(tmp_path)
     disk.put({7: state, 8: {}}, 1)
     assert disk.get(8) is None
-    found = disk.get(7)
-    assert found is not None
-    assert found.keys() == state.keys()
+    result = disk.get(7)
+    assert result is not None
+    assert result.keys() == state.keys()
     for place, tree in state.items():
-        assert found[place].keys() == tree.keys()
+        assert result[place].keys() == tree.keys()
         for name, value in tree.items():
-            assert found[place][name].dtype == value.dtype
-            assert torch.equal(found[place][name], value)
-    assert disk.get(7) is not found, "there is no room"
+            assert result[place][name].dtype == value.dtype
+            assert torch.equal(result[place][name], value)
+    assert disk.get(7) is not result, "there is no room"
     disk.put({7: {"drift": {"h": torch.zeros(1)}}}, 2)
     assert torch.equal(dict(disk)[7]["drift"]["h"], torch.zeros(1))
     (only,) = files(tmp_path)
@@ -149,9 +149,9 @@ def test_what_is_in_memory_is_bounded_in_bytes_and_is_what_was_used_last(tmp_pat
 def test_a_state_in_a_bounded_store_keeps_no_larger_tensor_in_memory(tmp_path: Path) -> None:
     rows = torch.randn(100, 5)
     for room, copied in ((10_000, True), (INF, False)):
-        held = on_disk(tmp_path, room)
-        held.put({client: {"drift": {"h": row}} for client, row in enumerate(rows[:3])}, 1)
-        assert all((state["drift"]["h"].untyped_storage().nbytes() == 20) == copied for _, state in held)
+        disk = on_disk(tmp_path, room)
+        disk.put({client: {"drift": {"h": row}} for client, row in enumerate(rows[:3])}, 1)
+        assert all((state["drift"]["h"].untyped_storage().nbytes() == 20) == copied for _, state in disk)
 
 
 # --- files ----------------------------------------
@@ -162,98 +162,100 @@ def test_the_same_content_has_the_same_name_and_another_never_takes_its_place(tm
     for value in (1.0, 2.0, 1.0):
         on_disk(tmp_path).put(states(value, 3, 1), 5)
         blobs.append({name: (tmp_path / name).read_bytes() for name in files(tmp_path)})
-    first, both, again = blobs
+    first, second, third = blobs
     assert len(first) == 1
-    assert len(both) == 2
-    assert first.items() <= both.items()
-    assert again == both
+    assert len(second) == 2
+    assert first.items() <= second.items()
+    assert third == second
 
 
 def test_a_file_holds_no_more_than_it_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "MOST", 4)
-    held = on_disk(tmp_path)
-    held.put(states(1, *range(10)), 1)
+    disk = on_disk(tmp_path)
+    disk.put(states(1, *range(10)), 1)
     assert len(files(tmp_path)) == 3
     monkeypatch.setattr(store, "LARGEST", 9000)
-    held.put(states(2, *range(10, 16)), 2)
+    disk.put(states(2, *range(10, 16)), 2)
     assert len(files(tmp_path)) == 6
-    assert values(held) == {client: 1.0 if client < 10 else 2.0 for client in range(16)}
+    assert values(disk) == {client: 1.0 if client < 10 else 2.0 for client in range(16)}
 
 
 def test_a_checkpoint_writes_only_what_has_changed(tmp_path: Path) -> None:
-    held = on_disk(tmp_path, INF)
-    held.put(states(0, *range(10)), 1)
-    held.save(1)
+    disk = on_disk(tmp_path, INF)
+    disk.put(states(0, *range(10)), 1)
+    disk.save(1)
     (first,) = files(tmp_path)
-    held.put(states(1, 3), 2)
-    held.save(2)
+    disk.put(states(1, 3), 2)
+    disk.save(2)
     (second,) = files(tmp_path) - {first}
     assert (tmp_path / second).stat().st_size < (tmp_path / first).stat().st_size / 9
-    before = held.files
-    held.save(3)
-    assert held.files == before, "nothing has changed"
+    before = disk.files
+    disk.save(3)
+    assert disk.files == before, "nothing has changed"
 
 
 @pytest.mark.parametrize("room", [0, 9000, INF])
 def test_what_is_out_of_date_takes_less_room_than_what_is_not(room: float, tmp_path: Path) -> None:
-    held, now = on_disk(tmp_path, room), dict.fromkeys(range(8), 0.0)
-    held.put(states(0, *range(8)), 1)
+    disk, now = on_disk(tmp_path, room), dict.fromkeys(range(8), 0.0)
+    disk.put(states(0, *range(8)), 1)
     largest = 0
     for round in range(2, 40):
         changed = {round % 8, (3 * round) % 8}
         now |= dict.fromkeys(changed, float(round))
-        held.put(states(round, *changed), round)
-        index = held.save(round)
-        held.pin(held.files)
-        assert files(tmp_path) >= {f"clients/{name}" for name in held.files}
-        largest = max(largest, sum(file.bytes for file in held._live))
-        assert sum(file.bytes for file in held._live) <= store.SPARE * sum(held._live.values())
-        assert values(held) == now == values(on_disk(tmp_path, room).open(index))
+        disk.put(states(round, *changed), round)
+        index = disk.save(round)
+        disk.pin(disk.files)
+        assert files(tmp_path) >= {f"clients/{name}" for name in disk.files}
+        largest = max(largest, sum(file.bytes for file in disk._live))
+        assert sum(file.bytes for file in disk._live) <= store.SPARE * sum(disk._live.values())
+        assert values(disk) == now == values(on_disk(tmp_path, room).open(index))
     assert largest < 2 * 8 * 4200
-    assert len(held.files) <= 8
+    assert len(disk.files) <= 8
 
 
 def test_files_are_emptied_a_little_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Much that is out of date at once is not written all at once."""
     monkeypatch.setattr(store, "LARGEST", 12_500)
-    held = on_disk(tmp_path)
+    disk = on_disk(tmp_path)
     for at in range(0, 30, 3):
-        held.put(states(1, at, at + 1, at + 2), at + 1)
-    before = held.files
+        disk.put(states(1, at, at + 1, at + 2), at + 1)
+    before = disk.files
     for client in range(30):
         if client % 3:
-            held._refer(client, None)  # as if they were no longer needed
-    held.save(40)
-    assert len(before - held.files) == 3
-    assert held.files - before
-    assert set(values(held).values()) == {1.0}
+            disk._refer(client, None)  # as if they were no longer needed
+    disk.save(40)
+    assert len(before - disk.files) == 3
+    assert disk.files - before
+    assert set(values(disk).values()) == {1.0}
 
 
 def test_each_state_is_read_and_verified_alone(tmp_path: Path) -> None:
-    held = on_disk(tmp_path)
-    held.put({client: {"drift": {"h": torch.randn(50)}} for client in range(5)}, 1)
+    disk = on_disk(tmp_path)
+    disk.put({client: {"drift": {"h": torch.randn(50)}} for client in range(5)}, 1)
     (name,) = files(tmp_path)
-    blob, index = (tmp_path / name).read_bytes(), held.save(1)
+    blob, index = (tmp_path / name).read_bytes(), disk.save(1)
     length = 8 + int.from_bytes(blob[:8], "little")
     header = json.loads(blob[8:length])
     begin, end = header["3/drift|h"]["data_offsets"]
     (tmp_path / name).write_bytes(blob[: length + begin] + bytes(end - begin) + blob[length + end :])
     for client in (0, 1, 2, 4):
-        assert held.get(client) is not None
-    told = rf"^the state of client 3 cannot be used \({tmp_path}/{name} was altered: its checksum differs\); only check"
-    with pytest.raises(LostState, match=told + "points from before round 1 do not need it"):
-        held.get(3)
+        assert disk.get(client) is not None
+    sentence = (
+        rf"^the state of client 3 cannot be used \({tmp_path}/{name} was altered: its checksum differs\); only check"
+    )
+    with pytest.raises(LostState, match=sentence + "points from before round 1 do not need it"):
+        disk.get(3)
     with pytest.raises(OSError, match="the state of client 3 cannot be used"):
-        held.save(2)
+        disk.save(2)
     with pytest.raises(ValueError, match="the state of client 3 cannot be used"):
         on_disk(tmp_path, INF).open(index)
 
 
 def test_any_flipped_bit_is_noticed(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
-    held = on_disk(tmp_path)
-    held.put({client: {"drift": {"h": torch.randn(9)}, "personal": {"b": torch.ones(3)}} for client in range(4)}, 1)
-    index, (name,) = held.save(1), files(tmp_path)
+    disk = on_disk(tmp_path)
+    disk.put({client: {"drift": {"h": torch.randn(9)}, "personal": {"b": torch.ones(3)}} for client in range(4)}, 1)
+    index, (name,) = disk.save(1), files(tmp_path)
     blob = (tmp_path / name).read_bytes()
     for bit in draw.choice(8 * len(blob), 400, replace=False).tolist():
         spoilt = bytearray(blob)
@@ -266,63 +268,64 @@ def test_any_flipped_bit_is_noticed(tmp_path: Path) -> None:
             dict(on_disk(tmp_path).open(index))
 
 
-@pytest.mark.parametrize("known", [False, True])
-def test_a_file_that_is_cut_while_it_is_used_ends_nothing_but_the_run(known: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_read", [False, True])
+def test_a_file_that_is_cut_while_it_is_used_ends_nothing_but_the_run(is_read: bool, tmp_path: Path) -> None:
     """A file in mapped memory would end the process."""
-    held = on_disk(tmp_path)
-    held.put(states(1, *range(4), size=10_000), 1)
-    if known:
-        held.get(0)
+    disk = on_disk(tmp_path)
+    disk.put(states(1, *range(4), size=10_000), 1)
+    if is_read:
+        disk.get(0)
     (name,) = files(tmp_path)
     for size in (100_000, 500, 3, 0):
         os.truncate(tmp_path / name, size)
-        store._header.cache_clear() if not known else None
+        if not is_read:
+            store._header.cache_clear()
         with pytest.raises(LostState, match="the state of client 3 cannot be used"):
-            held.get(3)
+            disk.get(3)
     (tmp_path / name).unlink()
     with pytest.raises(LostState, match=r"cannot be read on .*: No such file"):
-        held.get(3)
+        disk.get(3)
 
 
 # --- written by workers ----------------------------------------
 
 
 def test_what_a_worker_writes_counts_once_it_is_adopted(tmp_path: Path) -> None:
-    held = on_disk(tmp_path, 10_000)
-    held.put(states(0, 1, 2), 1)
-    held.save(1)
-    held.get(1)
-    block = pickle.loads(pickle.dumps(held.block([1, 2, 3], 2)))  # sent to a worker
+    disk = on_disk(tmp_path, 10_000)
+    disk.put(states(0, 1, 2), 1)
+    disk.save(1)
+    disk.get(1)
+    block = pickle.loads(pickle.dumps(disk.block([1, 2, 3], 2)))  # sent to a worker
     assert set(block.load("cpu")) == {1, 2}
-    told = pickle.loads(pickle.dumps(block.save(states(5, 1, 3) | {2: {}})))
-    assert not any(told.values()), "a state itself was sent"
-    assert values(held) == {1: 0.0, 2: 0.0}, "it counts before its time"
+    results = pickle.loads(pickle.dumps(block.save(states(5, 1, 3) | {2: {}})))
+    assert not any(results.values()), "a state itself was sent"
+    assert values(disk) == {1: 0.0, 2: 0.0}, "it counts before its time"
     block.save(states(6, 1, 3))  # by a worker that was thought to be dead
-    held.put(told, 2)
-    assert values(held) == {1: 5.0, 2: 0.0, 3: 5.0}
-    assert values(on_disk(tmp_path).open(held.save(2))) == values(held)
+    disk.put(results, 2)
+    assert values(disk) == {1: 5.0, 2: 0.0, 3: 5.0}
+    assert values(on_disk(tmp_path).open(disk.save(2))) == values(disk)
 
 
 def test_what_is_sent_to_and_from_workers_is_small(tmp_path: Path) -> None:
-    held = on_disk(tmp_path)
-    held.put(states(0, *range(100)), 1)
-    block = held.block(range(100), 2)
+    disk = on_disk(tmp_path)
+    disk.put(states(0, *range(100)), 1)
+    block = disk.block(range(100), 2)
     for message in (block, block.save(states(1, *range(100)))):
         assert len(pickle.dumps(message)) < 60 * 100 + 500
 
 
 def test_a_worker_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
-    held = on_disk(tmp_path / "here")
-    held.put(states(0, 1), 1)
-    block = held.block([1], 2)
-    gone = replace(block, folder=StateFolder(tmp_path / "there" / "clients"))
-    for act in (lambda: gone.load("cpu"), lambda: gone.save(states(1, 1))):
+    disk = on_disk(tmp_path / "here")
+    disk.put(states(0, 1), 1)
+    block = disk.block([1], 2)
+    elsewhere = replace(block, folder=StateFolder(tmp_path / "there" / "clients"))
+    for act in (lambda: elsewhere.load("cpu"), lambda: elsewhere.save(states(1, 1))):
         with pytest.raises(CheckpointError, match=r"does not see the folder .*; client_state=shared needs a run dir"):
             act()
-    gone.folder.path.mkdir(parents=True)
+    elsewhere.folder.path.mkdir(parents=True)
     with pytest.raises(CheckpointError, match=r"written on .*, is not in .*; client_state=shared needs a run dir"):
-        held.put(gone.save(states(1, 1)), 2)
-    assert values(held) == {1: 0.0}
+        disk.put(elsewhere.save(states(1, 1)), 2)
+    assert values(disk) == {1: 0.0}
 
 
 # --- removed ----------------------------------------
@@ -336,17 +339,17 @@ def test_what_kept_checkpoints_need_is_kept_and_nothing_else(every: int, keep: i
         """The checkpoint of this round is not written yet."""
 
         def on_round(self, record: Mapping[str, Any]) -> None:
-            found = checkpoint.available(out / "checkpoint")
-            held = set().union(*map(referenced_files, found))
-            assert held <= files(out)
+            paths = checkpoint.available(out / "checkpoint")
+            needs = set().union(*map(referenced_files, paths))
+            assert needs <= files(out)
             sizes.append(len(files(out)))
             present = len(SIZES)
-            assert len(files(out) - held) <= present, "superseded files that no checkpoint needs were left"
+            assert len(files(out) - needs) <= present, "superseded files that no checkpoint needs were left"
 
     run(work(rounds=9), out, checkpoint_every=every, keep=keep, callbacks=[Looks()])
-    found = checkpoint.available(out / "checkpoint")
-    assert len(found) == keep
-    assert files(out) == set().union(*map(referenced_files, found))
+    paths = checkpoint.available(out / "checkpoint")
+    assert len(paths) == keep
+    assert files(out) == set().union(*map(referenced_files, paths))
     assert max(sizes) <= (keep + 1) * len(SIZES)
 
 
@@ -364,14 +367,14 @@ def test_a_run_may_change_between_memory_and_disk(tmp_path: Path) -> None:
     expected = run(work("scaffold", "memory", rounds=8), tmp_path / "whole", checkpoint_every=2)
     out, rooms = tmp_path / "out", []
     for rounds, choice in [(2, "disk"), (4, "memory"), (6, "disk"), (8, "memory")]:
-        found = run(work("scaffold", choice, rounds=rounds), out, resume=rounds > 2, checkpoint_every=2, keep=2)
-        rooms.append(found.snapshot.store.room)
-        kept = checkpoint.available(out / "checkpoint")
-        assert files(out) == set().union(*map(referenced_files, kept)), (
+        result = run(work("scaffold", choice, rounds=rounds), out, resume=rounds > 2, checkpoint_every=2, keep=2)
+        rooms.append(result.snapshot.store.room)
+        paths = checkpoint.available(out / "checkpoint")
+        assert files(out) == set().union(*map(referenced_files, paths)), (
             "what the kept checkpoints refer to, and nothing else"
         )
     assert rooms == [0, INF, 0, INF]
-    assert_same_run(expected, found)
+    assert_same_run(expected, result)
     np.testing.assert_equal(numbers(out), numbers(tmp_path / "whole"))
     last = run(work("scaffold", "disk", rounds=8), out, resume=True)
     assert_same_state(expected.snapshot, last.snapshot)
@@ -384,9 +387,9 @@ def test_a_continued_configuration_may_change_it(tmp_path: Path) -> None:
     assert first.snapshot.store.room == INF, "a small run needs no disk"
     config = resolve([f"resume={out}", "client_state=disk", "rounds=2"])
     assert run(build(config), out, resume=True).snapshot.store.room == 0
-    other = tmp_path / "other"
-    run(build(resolve([*tiny, "rounds=2", "client_state=disk", "seed=1"])), other)
-    assert len(group([load(out), load(other)])) == 1, "where states live sets runs apart in a report"
+    second = tmp_path / "other"
+    run(build(resolve([*tiny, "rounds=2", "client_state=disk", "seed=1"])), second)
+    assert len(group([load(out), load(second)])) == 1, "where states live sets runs apart in a report"
 
 
 # ``init_client`` does not know how many classes or clients there are: feddistill keeps C² numbers more, apple K
@@ -395,9 +398,9 @@ OTHERS = ("centralised", "feddistill", "apple")
 
 @pytest.mark.parametrize("name", kinds(name for name in methods.names() if name not in OTHERS))
 def test_what_a_client_keeps_is_foreseen(name: str) -> None:
-    machine = FederatedTask(work(name, "memory", rounds=1, drop_rate=0.0, evaluation=QUIET))
-    foreseen = state_bytes(machine.plan, machine.state.server)
-    result = machine.result(Trainer(machine).run())
+    task = FederatedTask(work(name, "memory", rounds=1, drop_rate=0.0, evaluation=QUIET))
+    foreseen = state_bytes(task.plan, task.state.server)
+    result = task.result(Trainer(task).run())
     sizes = {client: 0 for client, _ in result.snapshot.store}
     for path, value in leaves(result.snapshot):
         if path.startswith("client "):
@@ -406,9 +409,9 @@ def test_what_a_client_keeps_is_foreseen(name: str) -> None:
 
 
 def test_large_states_go_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = FederatedTask(work("ditto", "memory"))
-    size = state_bytes(machine.plan, machine.state.server)
-    assert size == 8 * (machine.plan.layout.size + len(machine.plan.method.extras))
+    task = FederatedTask(work("ditto", "memory"))
+    size = state_bytes(task.plan, task.state.server)
+    assert size == 8 * (task.plan.layout.size + len(task.plan.method.extras))
     monkeypatch.setattr(store, "LIMIT", 6 * size)
     for choice, clients, folder, room in [
         ("auto", 6, tmp_path, INF),
@@ -424,13 +427,13 @@ def test_large_states_go_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_only_clients_that_can_take_part_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = FederatedTask(work("ditto", "memory"))
-    size = state_bytes(machine.plan, machine.state.server)
+    task = FederatedTask(work("ditto", "memory"))
+    size = state_bytes(task.plan, task.state.server)
     monkeypatch.setattr(store, "LIMIT", 4 * size)
     monkeypatch.setattr(federated, "LIMIT", 4 * size)
     for rounds, room in [(2, INF), (3, 0)]:  # cohorts of two out of six clients
-        found = FederatedTask(work("ditto", "auto", rounds=rounds, cohort=2), tmp_path / "out")
-        assert found.state.store.room == room
+        candidate = FederatedTask(work("ditto", "auto", rounds=rounds, cohort=2), tmp_path / "out")
+        assert candidate.state.store.room == room
     result = run(work("ditto", "auto", rounds=3, cohort=2))
     assert result.summary["warnings"] == [
         f"client states may take {6 * size / 1e9:.1f} GB of memory (6 clients, {size / 1e6:.1f} MB each); "
@@ -467,13 +470,13 @@ def test_memory_does_not_grow_with_the_clients_that_have_taken_part(
 
     class Looks(Callback):
         def __init__(self) -> None:
-            self.held: list[float] = []
+            self.megabytes: list[float] = []
 
         def on_round(self, record: Mapping[str, Any]) -> None:
             # What the heap gives back is up to the heap: count tensors (but fake ones of other tests have no memory).
             plain = (torch.Tensor, torch.nn.Parameter)
             alive = (o.untyped_storage() for o in gc.get_objects() if type(o) in plain)
-            self.held.append(sum({s.data_ptr(): s.nbytes() for s in alive}.values()) / 1e6)
+            self.megabytes.append(sum({s.data_ptr(): s.nbytes() for s in alive}.values()) / 1e6)
 
     def growth(choice: str) -> float:
         diary = memory / choice
@@ -484,19 +487,19 @@ def test_memory_does_not_grow_with_the_clients_that_have_taken_part(
             work = experiment("feddyn", client_state=choice, **settings)
             result = run(work, memory / f"{choice}-run", callbacks=[looks], checkpoint_every=100)
             assert len(result.snapshot.store) > 150
-            diary.write_text(json.dumps(looks.held))
+            diary.write_text(json.dumps(looks.megabytes))
 
         assert child(go) == 0
-        held = json.loads(diary.read_text())
-        return held[-1] - held[4]
+        megabytes = json.loads(diary.read_text())
+        return megabytes[-1] - megabytes[4]
 
     assert growth("disk") < 30
     assert growth("memory") > 90
 
 
 def test_states_that_take_no_bytes_are_refused(tmp_path: Path) -> None:
-    held = on_disk(tmp_path)
-    held.put({0: {"drift": {"h": torch.ones(2)}}}, 1)
-    index = held.save(1)
+    disk = on_disk(tmp_path)
+    disk.put({0: {"drift": {"h": torch.ones(2)}}}, 1)
+    index = disk.save(1)
     with pytest.raises(ValueError, match="states of clients take no bytes"):
-        held.open({**index, "size": 0 * index["size"]})
+        disk.open({**index, "size": 0 * index["size"]})

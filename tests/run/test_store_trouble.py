@@ -65,20 +65,20 @@ def test_killed_again_and_again_at_random_moments(
     name: str, states: str, room: float, evaluation: Evaluation, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "ROOM", room)
-    made = work(name, states, evaluation=evaluation)
-    run(made, memory / "whole", checkpoint_every=2, keep=2)
+    setup = work(name, states, evaluation=evaluation)
+    run(setup, memory / "whole", checkpoint_every=2, keep=2)
     out, draw, deaths = memory / "killed", np.random.default_rng(1), 0
     for _ in range(6):
 
-        def doomed(moment: int = int(draw.integers(1, 40))) -> None:
+        def run_until_killed(moment: int = int(draw.integers(1, 40))) -> None:
             die_at(moment)
-            go_on(made, out, checkpoint_every=2, keep=2)
+            go_on(setup, out, checkpoint_every=2, keep=2)
 
-        status = child(doomed)
+        status = child(run_until_killed)
         assert status in (0, -signal.SIGKILL), "the run failed by itself"
         deaths += status != 0
     assert deaths >= 2, "it was hardly ever killed, so hardly anything was tested"
-    go_on(made, out, checkpoint_every=2, keep=2)
+    go_on(setup, out, checkpoint_every=2, keep=2)
     assert_same_contents(full_contents(memory / "whole"), full_contents(out))
 
 
@@ -109,8 +109,8 @@ def test_killed_at_every_single_step_of_writing(
 
 def test_files_after_the_checkpoint_are_not_believed(stored: Path, copy: Path) -> None:
     """A killed run may have got further, and somebody may have altered what it wrote there."""
-    held = set().union(*map(referenced_files, checkpoint.available(copy / "checkpoint")))
-    later = files(copy) - held
+    needs = set().union(*map(referenced_files, checkpoint.available(copy / "checkpoint")))
+    later = files(copy) - needs
     assert later
     for name in later:
         (copy / name).write_bytes(b"nonsense")
@@ -122,7 +122,7 @@ def test_files_after_the_checkpoint_are_not_believed(stored: Path, copy: Path) -
             checks.append(files(copy))
 
     run(work(), copy, resume=True, checkpoint_every=2, keep=3, callbacks=[Looks()])
-    assert checks == [held]
+    assert checks == [needs]
     assert_same_contents(full_contents(stored), full_contents(copy))
 
 
@@ -151,8 +151,8 @@ def test_a_missing_or_truncated_state_is_refused_at_once(
     last, before = copy / "checkpoint" / "round-000004", copy / "checkpoint" / "round-000002"
     name = sorted(referenced_files(last) - referenced_files(before))[0]
     act(copy / name)
-    told = f"{copy}/{name}, with states of clients, {what}"
-    expected = rf"^the checkpoint {last} cannot be used \({told}\); continue from the one before it with "
+    reason = f"{copy}/{name}, with states of clients, {what}"
+    expected = rf"^the checkpoint {last} cannot be used \({reason}\); continue from the one before it with "
     with pytest.raises(CheckpointError, match=expected + rf"resume={before}\.$"):
         run(work(states=states), copy, resume=True)
     run(work(), copy, resume=before, checkpoint_every=2, keep=3)
@@ -163,20 +163,20 @@ def test_a_missing_or_truncated_state_is_refused_at_once(
 @pytest.mark.parametrize("how", ["missing", "cut", "altered"])
 def test_a_file_that_is_read_at_once_is_checked_at_once(how: str, kind: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    made = work("scaffold", "memory", evaluation=LAST)
-    expected = run(made, out, checkpoint_every=2, keep=3)
+    setup = work("scaffold", "memory", evaluation=LAST)
+    expected = run(setup, out, checkpoint_every=2, keep=3)
     before, last = checkpoint.available(out / "checkpoint")[-2:]
     path = out / max(name for name in referenced_files(last) if name.startswith(kind))
     blob = path.read_bytes()
     path.unlink()
     if how != "missing":
         path.write_bytes(blob[:-1] if how == "cut" else blob[:-1] + bytes([blob[-1] ^ 1]))
-    with pytest.raises(CheckpointError) as caught:
-        run(made, out, resume=True)
-    assert str(caught.value).startswith(f"the checkpoint {last} cannot be used (")
-    assert ("the last model" if kind == "models" else "the state") in str(caught.value) or how != "altered"
-    assert f"continue from the one before it with resume={before}." in str(caught.value)
-    assert_same_run(expected, run(made, out, resume=before, checkpoint_every=2, keep=3))
+    with pytest.raises(CheckpointError) as error:
+        run(setup, out, resume=True)
+    assert str(error.value).startswith(f"the checkpoint {last} cannot be used (")
+    assert ("the last model" if kind == "models" else "the state") in str(error.value) or how != "altered"
+    assert f"continue from the one before it with resume={before}." in str(error.value)
+    assert_same_run(expected, run(setup, out, resume=before, checkpoint_every=2, keep=3))
 
 
 def spoil(path: Path, client: int) -> None:
@@ -201,20 +201,20 @@ FORMS = {"cut": lambda v: v[:-1], "axis": lambda v: v[None], "type": lambda v: v
 def test_states_of_another_form_are_refused_though_their_checksums_are_right(
     name: str, kind: str, form: str, tmp_path: Path
 ) -> None:
-    made = work(name, "memory", evaluation=LAST if kind == "models" else CLIENTS)
-    run(made, tmp_path, checkpoint_every=2)
+    setup = work(name, "memory", evaluation=LAST if kind == "models" else CLIENTS)
+    run(setup, tmp_path, checkpoint_every=2)
 
     def change(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {k: FORMS[form](v.double()) if v.ndim and "|" in k else v for k, v in state.items()}
 
     forge_checkpoint(tmp_path, kind, change)
-    for use in (lambda: run(made, tmp_path, resume=True), lambda: federated.load(made, tmp_path)):
+    for use in (lambda: run(setup, tmp_path, resume=True), lambda: federated.load(setup, tmp_path)):
         with pytest.raises(CheckpointError, match=r"has .* in another shape or type than this method and"):
             use()
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "key", "told"),
+    ("name", "kind", "key", "problem"),
     [
         ("superfed_mm", "clients", "personal|buffers", "lacks"),
         ("superfed_mm", "clients", "personal|private", "has personal.buffers"),
@@ -226,36 +226,36 @@ def test_states_of_another_form_are_refused_though_their_checksums_are_right(
     ],
 )
 def test_what_the_library_keeps_is_in_a_state_where_it_belongs(
-    name: str, kind: str, key: str, told: str, tmp_path: Path
+    name: str, kind: str, key: str, problem: str, tmp_path: Path
 ) -> None:
-    made = work(name, "memory", evaluation=CLIENTS)
-    run(made, tmp_path, checkpoint_every=2)
+    setup = work(name, "memory", evaluation=CLIENTS)
+    run(setup, tmp_path, checkpoint_every=2)
 
     def change(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {k: v for k, v in state.items() if k != key} if key in state else {**state, key: torch.ones(2)}
 
     forge_checkpoint(tmp_path, kind, change)
-    with pytest.raises(CheckpointError, match=rf"cannot be used \(.*{told}"):
-        federated.load(made, tmp_path)
+    with pytest.raises(CheckpointError, match=rf"cannot be used \(.*{problem}"):
+        federated.load(setup, tmp_path)
 
 
 @pytest.mark.parametrize("key", ["known", "prototypes"])
 def test_what_a_part_cannot_go_on_from_is_told_of_the_checkpoint(key: str, tmp_path: Path) -> None:
     """States that begin without a form show in the next round."""
-    made = work("fedproto", "memory", rounds=4)
-    run(made, tmp_path, checkpoint_every=2)
+    setup = work("fedproto", "memory", rounds=4)
+    run(setup, tmp_path, checkpoint_every=2)
     checkpoint.remove(tmp_path / "checkpoint" / "round-000004")
-    place = forge_checkpoint(tmp_path, "server", lambda state: {k: v for k, v in state.items() if not k.endswith(key)})
-    with pytest.raises(CheckpointError, match=rf"the checkpoint {place} cannot be used \('{key}'\); there is none"):
-        run(made, tmp_path, resume=True)
+    path = forge_checkpoint(tmp_path, "server", lambda state: {k: v for k, v in state.items() if not k.endswith(key)})
+    with pytest.raises(CheckpointError, match=rf"the checkpoint {path} cannot be used \('{key}'\); there is none"):
+        run(setup, tmp_path, resume=True)
 
 
 def test_a_state_of_which_a_client_has_no_model_is_told(tmp_path: Path) -> None:
-    made = work("fedala", "memory")
-    run(made, tmp_path, checkpoint_every=2)
+    setup = work("fedala", "memory")
+    run(setup, tmp_path, checkpoint_every=2)
     forge_checkpoint(tmp_path, "clients", lambda state: {k: v for k, v in state.items() if k != "personal|weights"})
     with pytest.raises(ConfigError, match="makes no model of a client's state: KeyError: 'weights'"):
-        federated.load(made, tmp_path).evaluate()
+        federated.load(setup, tmp_path).evaluate()
 
 
 def test_an_altered_state_stops_the_run_and_no_checkpoint_is_made_of_it(stored: Path, copy: Path) -> None:
@@ -267,17 +267,17 @@ def test_an_altered_state_stops_the_run_and_no_checkpoint_is_made_of_it(stored: 
     good = {
         path: path.read_bytes() for path in [*before.iterdir(), *(copy / name for name in referenced_files(before))]
     }
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(CheckpointError) as error:
         run(work(), copy, resume=True, checkpoint_every=1, keep=3)
-    told = {
+    sentences = {
         f"the state of client {client} cannot be used ({copy}/{name} was altered: its checksum differs); only "
         f"checkpoints from before round {int(name.removeprefix('clients/')[:6])} do not need it."
         for client, name in places(last).items()
         if name in names
     }
-    assert str(caught.value) in told
+    assert str(error.value) in sentences
     summary = json.loads((copy / "summary.json").read_text())
-    assert (summary["status"], summary["reason"]) == ("failed", str(caught.value))
+    assert (summary["status"], summary["reason"]) == ("failed", str(error.value))
     assert good == {path: path.read_bytes() for path in good}
     run(work(), copy, resume=before, checkpoint_every=2, keep=3)
     assert_same_contents(full_contents(stored), full_contents(copy))
@@ -290,8 +290,8 @@ def test_a_state_found_damaged_later_costs_no_checkpoint(tmp_path: Path) -> None
     class Spoils(Callback):
         def on_round(self, record: Mapping[str, Any]) -> None:
             if record["round"] == 4:
-                held = set().union(*map(referenced_files, checkpoint.available(out / "checkpoint")))
-                spoilt.extend(files(out) - held)
+                needs = set().union(*map(referenced_files, checkpoint.available(out / "checkpoint")))
+                spoilt.extend(files(out) - needs)
                 for name in spoilt:
                     flip(out / name)
 
@@ -303,9 +303,9 @@ def test_a_state_found_damaged_later_costs_no_checkpoint(tmp_path: Path) -> None
     assert "no checkpoint could be written (the state of client" in summary["warnings"][-1]
     assert [path.name for path in checkpoint.available(out / "checkpoint")] == ["round-000003"]
     run(work(evaluation=calm, cohort=6), out, resume=True, checkpoint_every=3, keep=1)
-    there = tmp_path / "whole"
-    run(work(evaluation=calm, cohort=6), there, checkpoint_every=3, keep=1)
-    assert_same_contents(full_contents(there), full_contents(out))
+    undisturbed = tmp_path / "whole"
+    run(work(evaluation=calm, cohort=6), undisturbed, checkpoint_every=3, keep=1)
+    assert_same_contents(full_contents(undisturbed), full_contents(out))
 
 
 # --- disk full ----------------------------------------
@@ -334,34 +334,36 @@ def test_a_full_disk_ends_the_run_before_the_round_and_harms_nothing(
     half: bool, kind: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of the files of round 4 finds no room; a checkpoint of round 3 still does."""
-    out, there, seen = tmp_path / "full", tmp_path / "whole", list[str]()
-    made = work("scaffold", drop_rate=0.0, evaluation=LAST)
+    out, undisturbed, names = tmp_path / "full", tmp_path / "whole", list[str]()
+    setup = work("scaffold", drop_rate=0.0, evaluation=LAST)
     monkeypatch.setattr(store, "MOST", 1)
 
     def nth(path: Path) -> bool:
         if path.parent.name != kind or not path.name.startswith(".000004-"):
             return False
-        seen.append(path.name)
-        return len(seen) == number
+        names.append(path.name)
+        return len(names) == number
 
     with monkeypatch.context() as patched:
         refused = crowd(patched, nth, half)
-        with pytest.raises(CheckpointError) as caught:
-            run(made, out, checkpoint_every=2, keep=3)
+        with pytest.raises(CheckpointError) as error:
+            run(setup, out, checkpoint_every=2, keep=3)
     assert len(refused) == 1, "there was room"
     noun = "states" if kind == "clients" else "last models"
-    assert str(caught.value) == (
+    assert str(error.value) == (
         f"the {noun} of round 4 cannot be written to {out}/{kind} (No space left on device); make room and continue "
         f"with resume={out}."
     )
-    kept = checkpoint.available(out / "checkpoint")
-    assert [path.name for path in kept] == ["round-000002", "round-000003"]
-    assert files(out) == set().union(*map(referenced_files, kept)), "what was written of the round was left lying about"
+    paths = checkpoint.available(out / "checkpoint")
+    assert [path.name for path in paths] == ["round-000002", "round-000003"]
+    assert files(out) == set().union(*map(referenced_files, paths)), (
+        "what was written of the round was left lying about"
+    )
     assert len((out / "metrics.jsonl").read_text().splitlines()) == 3
-    expected = run(made, there, checkpoint_every=2, keep=3)
-    found = run(made, out, resume=True, checkpoint_every=2, keep=3)
-    assert_same_run(expected, found)
-    assert_same_state(expected.snapshot, found.snapshot)
+    expected = run(setup, undisturbed, checkpoint_every=2, keep=3)
+    result = run(setup, out, resume=True, checkpoint_every=2, keep=3)
+    assert_same_run(expected, result)
+    assert_same_state(expected.snapshot, result.snapshot)
 
 
 @pytest.mark.parametrize("states", ["disk", "memory"])
@@ -370,19 +372,19 @@ def test_a_full_disk_costs_a_checkpoint_as_long_as_states_can_wait(
     kind: str, states: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "ROOM", 1 << 20)
-    made = work("scaffold", states, evaluation=LAST)
+    setup = work("scaffold", states, evaluation=LAST)
     expected = run(work("scaffold", "memory", evaluation=LAST))
     with monkeypatch.context() as patched:
         refused = crowd(patched, lambda path: path.parent.name == kind and path.name.startswith(".000004-"))
-        found = run(made, tmp_path / "out", checkpoint_every=2, keep=3)
+        result = run(setup, tmp_path / "out", checkpoint_every=2, keep=3)
     assert len(refused) == 1, "there was room"
-    assert any("round 4: no checkpoint could be written (No space left" in text for text in found.summary["warnings"])
-    kept = checkpoint.available(tmp_path / "out" / "checkpoint")
-    assert [path.name for path in kept] == ["round-000002", "round-000006"]
-    assert files(tmp_path / "out") == set().union(*map(referenced_files, kept))
-    assert_same_state(expected.snapshot, found.snapshot)
-    again = run(made, tmp_path / "out", resume=True)
-    assert_same_state(expected.snapshot, again.snapshot)
+    assert any("round 4: no checkpoint could be written (No space left" in text for text in result.summary["warnings"])
+    paths = checkpoint.available(tmp_path / "out" / "checkpoint")
+    assert [path.name for path in paths] == ["round-000002", "round-000006"]
+    assert files(tmp_path / "out") == set().union(*map(referenced_files, paths))
+    assert_same_state(expected.snapshot, result.snapshot)
+    resumed = run(setup, tmp_path / "out", resume=True)
+    assert_same_state(expected.snapshot, resumed.snapshot)
 
 
 @pytest.mark.parametrize("number", range(4))
@@ -401,11 +403,11 @@ def test_a_full_disk_leaves_the_store_as_it_was(
     disk.put(states(1.0, 0, 1, 2), 1)
     disk.save(1)
     disk.put(states(1.0, 2), 2)
-    before, seen = files(tmp_path), list[Path]()
+    before, paths = files(tmp_path), list[Path]()
 
     def nth(path: Path) -> bool:
-        seen.append(path)
-        return len(seen) == number + 1
+        paths.append(path)
+        return len(paths) == number + 1
 
     with monkeypatch.context() as patched:
         refused = crowd(patched, nth)
@@ -420,27 +422,27 @@ def test_a_full_disk_leaves_the_store_as_it_was(
 
 def test_what_a_checkpoint_was_read_from_stays_until_there_is_another(copy: Path) -> None:
     last = checkpoint.available(copy / "checkpoint")[-1]
-    machine = FederatedTask(work(), copy)
-    machine.restore(checkpoint.load(last))
-    found = machine.state.store
-    assert {f"clients/{name}" for name in found.files} == referenced_files(last)
-    found.put(dict(found), 5)
+    task = FederatedTask(work(), copy)
+    task.restore(checkpoint.load(last))
+    states = task.state.store
+    assert {f"clients/{name}" for name in states.files} == referenced_files(last)
+    states.put(dict(states), 5)
     assert referenced_files(last) < files(copy)
-    assert not {f"clients/{name}" for name in found.files} & referenced_files(last)
+    assert not {f"clients/{name}" for name in states.files} & referenced_files(last)
 
 
 def test_a_state_found_damaged_when_files_are_emptied_costs_no_checkpoint(tmp_path: Path) -> None:
     """Other states of its file are out of date, so that it is read to be moved, while a checkpoint is written."""
-    held = StateStore(StateFolder(tmp_path / "clients"), 1000)
+    disk = StateStore(StateFolder(tmp_path / "clients"), 1000)
     tree: dict[str, dict[str, Any]] = {"drift": {"h": torch.randn(400)}}
-    held.put(dict.fromkeys(range(3), tree), 1)
-    held.save(1)
+    disk.put(dict.fromkeys(range(3), tree), 1)
+    disk.save(1)
     (name,) = files(tmp_path)
     flip(tmp_path / name)
-    held.put({0: {"drift": {"h": torch.ones(10)}}, 1: {"drift": {"h": torch.ones(10)}}}, 2)
+    disk.put({0: {"drift": {"h": torch.ones(10)}}, 1: {"drift": {"h": torch.ones(10)}}}, 2)
     for _ in range(2):
         with pytest.raises(OSError, match="the state of client 2 cannot be used"):
-            held.save(2)
+            disk.save(2)
     assert files(tmp_path) == {name}
 
 

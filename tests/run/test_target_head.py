@@ -36,9 +36,9 @@ def test_shares_of_a_mixture_that_is_known(ones: int, share: float) -> None:
     rows = torch.tensor([[0.8, 0.3]] * ones + [[0.2, 0.7]] * (100 - ones), dtype=torch.float64).log()
     moved = rows + torch.linspace(-400, 400, 100)[:, None]  # a constant for each input says nothing
     for scores in (rows, moved):
-        found = target_prior(scores, resamples=0).shares
+        shares = target_prior(scores, resamples=0).shares
         # at a share of 0 on the boundary (f = .3, .8) the likelihood is flat, and EM converges as 1/steps
-        assert found == pytest.approx([share, 1 - share], abs=2e-3 if ones in (30, 80) else 1e-6)
+        assert shares == pytest.approx([share, 1 - share], abs=2e-3 if ones in (30, 80) else 1e-6)
 
 
 def log_likelihood(scores: torch.Tensor, shares: torch.Tensor) -> float:
@@ -50,39 +50,39 @@ def test_em_is_that_of_saerens_and_never_falls() -> None:
     """π ← mean of the posteriors that π makes of the classifier's, as in the paper's equations (2.4) and (2.5)."""
     draw = np.random.default_rng(0)
     train, posterior = draw.dirichlet(np.ones(4)), draw.dirichlet(0.3 * np.ones(4), 60)
-    pi, seen = np.full(4, 1 / 4), []
+    pi, likelihoods = np.full(4, 1 / 4), []
     scores = torch.tensor(np.log(posterior) - np.log(train))
     for _ in range(3000):
-        seen.append(log_likelihood(scores, torch.tensor(pi)))
+        likelihoods.append(log_likelihood(scores, torch.tensor(pi)))
         changed = pi / train * posterior
         pi = (changed / changed.sum(1, keepdims=True)).mean(0)
     np.testing.assert_allclose(target_prior(scores, resamples=0).shares, pi, atol=1e-5)
-    assert (np.diff(seen) >= -1e-12).all()
-    assert seen[-1] > seen[0] + 0.01
+    assert (np.diff(likelihoods) >= -1e-12).all()
+    assert likelihoods[-1] > likelihoods[0] + 0.01
     best = log_likelihood(scores, torch.tensor(pi))
-    for other in draw.dirichlet(np.ones(4), 200):  # concave: nothing is better
-        assert log_likelihood(scores, torch.tensor(other)) <= best + 1e-9
+    for shares in draw.dirichlet(np.ones(4), 200):  # concave: nothing is better
+        assert log_likelihood(scores, torch.tensor(shares)) <= best + 1e-9
 
 
 def test_intervals_of_classes_that_are_told_apart_are_binomial() -> None:
     y = torch.arange(400) % 10 < 3
     scores = torch.where(y[:, None] == torch.tensor([True, False]), 0.0, -1e3)
-    found = target_prior(scores, resamples=1000)
+    prior = target_prior(scores, resamples=1000)
     error = 1.96 * np.sqrt(0.3 * 0.7 / 400)
-    assert found.shares == pytest.approx([0.3, 0.7], abs=1e-9)
-    assert [found.low[0], found.high[0]] == pytest.approx([0.3 - error, 0.3 + error], abs=0.006)
-    again, other = target_prior(scores, resamples=1000), target_prior(scores, resamples=1000, seed=-1)
-    np.testing.assert_array_equal(found.low, again.low)
-    assert (found.low != other.low).all()
+    assert prior.shares == pytest.approx([0.3, 0.7], abs=1e-9)
+    assert [prior.low[0], prior.high[0]] == pytest.approx([0.3 - error, 0.3 + error], abs=0.006)
+    same_seed, other_seed = target_prior(scores, resamples=1000), target_prior(scores, resamples=1000, seed=-1)
+    np.testing.assert_array_equal(prior.low, same_seed.low)
+    assert (prior.low != other_seed.low).all()
 
 
 def test_a_class_without_inputs_may_have_a_share_all_the_same() -> None:
     scores = torch.full((40, 3), -60.0)
     scores[:, 0] = 0.0
-    found = target_prior(scores)
+    prior = target_prior(scores)
     most = 1 - np.exp(-1.920729 / 40)  # (1 - t)^40 falls to exp(-χ²/2) there
-    assert found.high == pytest.approx([1, most, most], abs=1e-6)
-    assert found.low == pytest.approx([1, 0, 0], abs=1e-6)
+    assert prior.high == pytest.approx([1, most, most], abs=1e-6)
+    assert prior.low == pytest.approx([1, 0, 0], abs=1e-6)
 
 
 @pytest.mark.parametrize("inputs", [30, 100])
@@ -91,9 +91,9 @@ def test_intervals_cover_rare_classes_too(inputs: int) -> None:
     for seed in range(150):
         scores = torch.zeros(inputs, 5).index_fill_(1, torch.arange(5), -60.0)
         scores[torch.arange(inputs), torch.from_numpy(draw.choice(5, inputs, p=pi))] = 0.0
-        found = target_prior(scores, 100, seed=seed)
-        assert ((found.low <= found.shares) & (found.shares <= found.high)).all()
-        covered += (found.low <= pi) & (pi <= found.high)
+        prior = target_prior(scores, 100, seed=seed)
+        assert ((prior.low <= prior.shares) & (prior.shares <= prior.high)).all()
+        covered += (prior.low <= pi) & (pi <= prior.high)
     assert (covered >= 0.85 * 150).all()
 
 
@@ -102,16 +102,16 @@ def test_intervals_are_numbers_where_a_resample_lacks_a_class(gap: float) -> Non
     """With a gap of 1000 another class's likelihood is 0, also of inputs that a resample does not have."""
     scores = torch.full((12, 3), -gap)
     scores[torch.arange(12), torch.tensor([0] * 9 + [1] * 2 + [2])] = 0.0
-    found = target_prior(scores)
-    assert found.shares == pytest.approx([9 / 12, 2 / 12, 1 / 12], abs=1e-6)
-    assert found.low[2] == pytest.approx(0, abs=1e-6)
-    assert found.high == pytest.approx([11 / 12, 5 / 12, 3 / 12], abs=1.1 / 12)
+    prior = target_prior(scores)
+    assert prior.shares == pytest.approx([9 / 12, 2 / 12, 1 / 12], abs=1e-6)
+    assert prior.low[2] == pytest.approx(0, abs=1e-6)
+    assert prior.high == pytest.approx([11 / 12, 5 / 12, 3 / 12], abs=1.1 / 12)
 
 
 def test_without_resamples_there_are_no_intervals() -> None:
-    found = target_prior(torch.zeros(3, 2), resamples=0)
-    assert np.isnan([found.low, found.high]).all()
-    assert found.shares.tolist() == [0.5, 0.5]
+    prior = target_prior(torch.zeros(3, 2), resamples=0)
+    assert np.isnan([prior.low, prior.high]).all()
+    assert prior.shares.tolist() == [0.5, 0.5]
 
 
 def test_a_distance_without_spread_contradicts_label_shift_unless_it_is_the_clients() -> None:
@@ -124,8 +124,8 @@ def test_a_sample_that_counts_twice_is_two_samples() -> None:
     likelihood = torch.tensor(np.random.default_rng(1).random((7, 3)))
     counts = torch.tensor([[2.0, 0, 1, 1, 3, 1, 1]], dtype=torch.float64)
     many = likelihood.repeat_interleave(counts[0].long(), 0)
-    one = torch.ones(1, len(many), dtype=torch.float64)
-    np.testing.assert_allclose(em_shares(likelihood, counts).numpy(), em_shares(many, one).numpy(), atol=1e-6)
+    single_counts = torch.ones(1, len(many), dtype=torch.float64)
+    np.testing.assert_allclose(em_shares(likelihood, counts).numpy(), em_shares(many, single_counts).numpy(), atol=1e-6)
 
 
 def test_scores_without_a_possible_class_are_refused() -> None:
@@ -136,74 +136,79 @@ def test_scores_without_a_possible_class_are_refused() -> None:
     assert target_prior(unmodelled).high[2] == 0
 
 
-def sum_of(given: Sequence[torch.Tensor]) -> torch.Tensor:
-    return torch.stack(list(given)).sum(0)
+def sum_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.stack(list(tensors)).sum(0)
 
 
 def parts(seed: int = 0, clients: int = 5, d: int = 6, c: int = 4) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Features and labels of clients of different size, each with its own shares of the classes."""
     draw = np.random.default_rng(seed)
     centres, mixed = 2 * draw.normal(size=(c, d)), draw.normal(size=(d, d))
-    found = []
+    pairs = []
     for k in range(clients):
         y = draw.choice(c, 30 + 20 * k, p=draw.dirichlet(np.ones(c)))
-        found.append((torch.tensor(centres[y] + draw.normal(size=(len(y), d)) @ mixed), torch.tensor(y)))
-    return found
+        pairs.append((torch.tensor(centres[y] + draw.normal(size=(len(y), d)) @ mixed), torch.tensor(y)))
+    return pairs
 
 
 def test_sums_over_clients_are_the_discriminant_of_the_pooled_data() -> None:
     split = parts()
-    phi, y = (torch.cat(one).numpy() for one in zip(*split, strict=True))
+    phi, y = (torch.cat(tensors).numpy() for tensors in zip(*split, strict=True))
     pooled = LinearDiscriminantAnalysis(solver="lsqr", store_covariance=True).fit(phi, y)
-    sums = [ClassSums.of(*one, classes=4) for one in split]
+    sums = [ClassSums.of(*client, classes=4) for client in split]
     for order in (range(5), (3, 0, 4, 2, 1)):
-        found = reduce(add, [sums[k] for k in order]).discriminant(shrinkage=0.0)
-        np.testing.assert_allclose(found.means.numpy(), pooled.means_, atol=1e-10)
-        np.testing.assert_allclose((found.factor @ found.factor.T).numpy(), pooled.covariance_, atol=1e-10)
-        wanted = pooled.decision_function(phi)
-        given = (found.scores(torch.tensor(phi)) + (found.n / found.n.sum()).log()).numpy()
-        wanted, given = (one - one.mean(1, keepdims=True) for one in (wanted, given))  # but for a constant
-        np.testing.assert_allclose(given, wanted, rtol=0, atol=1e-10 * np.abs(wanted).max())
+        discriminant = reduce(add, [sums[k] for k in order]).discriminant(shrinkage=0.0)
+        np.testing.assert_allclose(discriminant.means.numpy(), pooled.means_, atol=1e-10)
+        np.testing.assert_allclose(
+            (discriminant.factor @ discriminant.factor.T).numpy(), pooled.covariance_, atol=1e-10
+        )
+        expected = pooled.decision_function(phi)
+        actual = (discriminant.scores(torch.tensor(phi)) + (discriminant.n / discriminant.n.sum()).log()).numpy()
+        # scores are known but for a constant of each input
+        expected, actual = (scores - scores.mean(1, keepdims=True) for scores in (expected, actual))
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-10 * np.abs(expected).max())
     assert sum(t.numel() for t in vars(sums[0]).values()) == 4 + 4 * 6 + 21
 
 
 def test_shrinkage_answers_and_distances_are_those_of_the_definitions() -> None:
     split = parts(1)
-    phi, y = (torch.cat(one) for one in zip(*split, strict=True))
-    total = reduce(add, [ClassSums.of(*one, classes=5) for one in split])  # class 4 occurs nowhere
-    plain, found = total.discriminant(0.0), total.discriminant(0.3)
+    phi, y = (torch.cat(tensors) for tensors in zip(*split, strict=True))
+    total = reduce(add, [ClassSums.of(*client, classes=5) for client in split])  # class 4 occurs nowhere
+    plain, discriminant = total.discriminant(0.0), total.discriminant(0.3)
     within = (plain.factor @ plain.factor.T).numpy()
-    wanted = within + 0.3 * np.trace(within) / 6 * np.eye(6)
-    np.testing.assert_allclose((found.factor @ found.factor.T).numpy(), wanted, atol=1e-10)
-    means, inverse = found.means[:4].numpy(), np.linalg.inv(wanted)
+    expected = within + 0.3 * np.trace(within) / 6 * np.eye(6)
+    np.testing.assert_allclose((discriminant.factor @ discriminant.factor.T).numpy(), expected, atol=1e-10)
+    means, inverse = discriminant.means[:4].numpy(), np.linalg.inv(expected)
     away = phi.numpy()[:, None] - means
     far = np.einsum("ncd,de,nce->nc", away, inverse, away).min(1) / 6
-    np.testing.assert_allclose(found.distances(phi).numpy(), far, atol=1e-10)
-    assert found.scores(phi)[:, 4].isneginf().all()
+    np.testing.assert_allclose(discriminant.distances(phi).numpy(), far, atol=1e-10)
+    assert discriminant.scores(phi)[:, 4].isneginf().all()
 
     y_, scores = y.numpy(), phi.numpy() @ inverse @ means.T - 0.5 * np.einsum("cd,de,ce->c", means, inverse, means)
     beta = torch.tensor(np.random.default_rng(0).normal(size=(len(TEMPERATURES), 5)))
-    losses, posteriors = (sum_of([found.calibration_sums(*one, beta)[half] for one in split]) for half in (0, 1))
+    losses, posteriors = (
+        sum_of([discriminant.calibration_sums(*client, beta)[half] for client in split]) for half in (0, 1)
+    )
     for number, t in enumerate(TEMPERATURES):
         z = scores / t + np.log(np.bincount(y_)) + beta[number, :4].numpy()
         q = np.exp(z - z.max(1, keepdims=True)) / np.exp(z - z.max(1, keepdims=True)).sum(1, keepdims=True)
         assert float(losses[number]) == pytest.approx(-np.log(q[np.arange(len(y_)), y_]).sum())
         np.testing.assert_allclose(posteriors[number].numpy(), [*q.sum(0), 0], atol=1e-9)
     far = alone(phi, y, 0.3)
-    one, away, squares = sum_of([found.distance_sums(*one) for one in split])[:, :4].numpy()
-    np.testing.assert_allclose([one, away, squares], [np.bincount(y_, w) for w in (far**0, far, far**2)])
-    noisy = replace(found, n=0.3 * found.n)  # a sample's part is not known
-    np.testing.assert_allclose(float(noisy.distance_sums(phi, y)[1].sum()), float(found.distances(phi).sum()))
+    counts, away, squares = sum_of([discriminant.distance_sums(*client) for client in split])[:, :4].numpy()
+    np.testing.assert_allclose([counts, away, squares], [np.bincount(y_, w) for w in (far**0, far, far**2)])
+    noisy = replace(discriminant, n=0.3 * discriminant.n)  # a sample's part is not known
+    np.testing.assert_allclose(float(noisy.distance_sums(phi, y)[1].sum()), float(discriminant.distances(phi).sum()))
 
 
 def alone(phi: torch.Tensor, y: torch.Tensor, shrinkage: float) -> np.ndarray:
     """The distance of every sample to the discriminant of all others, which is fitted anew."""
-    found = []
+    distances = []
     for i in range(len(y)):
-        others = torch.arange(len(y)) != i
-        fit = ClassSums.of(phi[others], y[others], classes=5).discriminant(shrinkage)
-        found.append(fit.distances(phi[i : i + 1]).item())
-    return np.array(found)
+        rest = torch.arange(len(y)) != i
+        fit = ClassSums.of(phi[rest], y[rest], classes=5).discriminant(shrinkage)
+        distances.append(fit.distances(phi[i : i + 1]).item())
+    return np.array(distances)
 
 
 @pytest.mark.parametrize("shrinkage", [0.0, 0.01, 0.3])
@@ -212,45 +217,49 @@ def test_distances_without_the_sample_itself_are_those_of_a_fit_to_the_others(sh
     draw = np.random.default_rng(0)
     y = np.r_[draw.integers(0, 3, 25), 3]
     phi, labels = torch.tensor(draw.normal(size=(26, 6)) + 3 * draw.normal(size=(5, 6))[y]), torch.tensor(y)
-    found = ClassSums.of(phi, labels, classes=5).discriminant(shrinkage)
-    np.testing.assert_allclose(found.leave_one_out(phi, labels).numpy(), alone(phi, labels, shrinkage), rtol=1e-9)
-    assert float(found.leave_one_out(phi, labels).mean()) > 2 * float(found.distances(phi).mean())
+    discriminant = ClassSums.of(phi, labels, classes=5).discriminant(shrinkage)
+    np.testing.assert_allclose(
+        discriminant.leave_one_out(phi, labels).numpy(), alone(phi, labels, shrinkage), rtol=1e-9
+    )
+    assert float(discriminant.leave_one_out(phi, labels).mean()) > 2 * float(discriminant.distances(phi).mean())
 
 
 def test_a_calibrated_discriminant_finds_the_clients_shares_again() -> None:
     """Of features that are far from Gaussian: the mean posterior is the clients' shares, and no T or β is better."""
     split = [(x.clamp(min=0) ** 2, y) for x, y in parts(2)]
-    phi, y = (torch.cat(one) for one in zip(*split, strict=True))
-    plain = reduce(add, [ClassSums.of(*one, classes=4) for one in split]).discriminant()
+    phi, y = (torch.cat(tensors) for tensors in zip(*split, strict=True))
+    plain = reduce(add, [ClassSums.of(*client, classes=4) for client in split]).discriminant()
 
     def ask(beta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        losses, posteriors = zip(*(plain.calibration_sums(*one, beta) for one in split), strict=True)
+        losses, posteriors = zip(*(plain.calibration_sums(*client, beta) for client in split), strict=True)
         return sum_of(losses), sum_of(posteriors)
 
-    found = plain.calibrated(ask, exchanges=200)
+    calibrated = plain.calibrated(ask, exchanges=200)
     shares = plain.n / plain.n.sum()
-    np.testing.assert_allclose(torch.softmax(found.scores(phi) + shares.log(), -1).mean(0), shares, atol=1e-6)
-    np.testing.assert_allclose(target_prior(found.scores(phi), resamples=0).shares, shares, atol=1e-4)
-    off = target_prior(replace(found, beta=0.0).scores(phi), resamples=0).shares
+    np.testing.assert_allclose(torch.softmax(calibrated.scores(phi) + shares.log(), -1).mean(0), shares, atol=1e-6)
+    np.testing.assert_allclose(target_prior(calibrated.scores(phi), resamples=0).shares, shares, atol=1e-4)
+    off = target_prior(replace(calibrated, beta=0.0).scores(phi), resamples=0).shares
     assert np.abs(off - shares.numpy()).max() > 1e-3
 
-    def loss(one: Discriminant) -> float:
-        return float(torch.nn.functional.cross_entropy(one.scores(phi) + shares.log(), y))
+    def loss(discriminant: Discriminant) -> float:
+        return float(torch.nn.functional.cross_entropy(discriminant.scores(phi) + shares.log(), y))
 
-    least = loss(found)
-    assert all(least < loss(replace(found, temperature=t, beta=0.0)) for t in TEMPERATURES)
+    least = loss(calibrated)
+    assert all(least < loss(replace(calibrated, temperature=t, beta=0.0)) for t in TEMPERATURES)
     for c in range(4):
-        assert least < loss(replace(found, beta=found.beta + 0.1 * torch.eye(4)[c]))
+        assert least < loss(replace(calibrated, beta=calibrated.beta + 0.1 * torch.eye(4)[c]))
 
 
 def test_a_count_below_zero_is_none_everywhere() -> None:
     """Noise may bring the count of a class below 0: mean, covariance and total are those with a count of 0."""
-    sums = reduce(add, [ClassSums.of(*one, classes=5) for one in parts()])
+    sums = reduce(add, [ClassSums.of(*client, classes=5) for client in parts()])
     noisy, none = (replace(sums, n=sums.n + n * torch.eye(5)[4]) for n in (-30.0, 0.0))
-    noisy, none = (replace(one, first=one.first + torch.eye(5)[4][:, None]) for one in (noisy, none))
-    found, wanted = noisy.discriminant(), none.discriminant()
+    noisy, none = (
+        replace(statistics, first=statistics.first + torch.eye(5)[4][:, None]) for statistics in (noisy, none)
+    )
+    actual, expected = noisy.discriminant(), none.discriminant()
     for name in ("means", "factor", "n", "weights", "offsets"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(wanted, name))
+        np.testing.assert_array_equal(getattr(actual, name), getattr(expected, name))
 
 
 def test_statistics_that_say_nothing_are_refused() -> None:
@@ -265,76 +274,72 @@ def trained(partition: object = "niid1", target: object = "none", clients: int =
     return fl.run("fedavg", federation, "mlp", rounds=3, local=fl.Local(epochs=3, batch_size=16, lr=0.1)).trained
 
 
-@pytest.fixture(scope="module")
-def five() -> TrainedRun:
-    return trained(fl.data.partitions.make("niid1", order=True))
-
-
-def test_every_client_is_named_as_the_one_that_knows_its_classes(five: TrainedRun) -> None:
+def test_every_client_is_named_as_the_one_that_knows_its_classes(digits_run: TrainedRun) -> None:
     """Five targets from one run: right shares, right client, a better model than the server's."""
-    known, better = ClassModels(five), []
-    test = five.federation.test
+    class_models, better = ClassModels(digits_run), []
+    test = digits_run.federation.test
     for j in range(5):
-        own = torch.from_numpy(np.flatnonzero(np.isin(test.y.numpy(), [2 * j, 2 * j + 1])))
-        x, y = test.x[own], test.y[own]
-        found = known.target_head(x)
-        assert found.known.argmax() == j
-        assert found.known[j] > 0.9
-        assert found.known.sum() == pytest.approx(1)
-        assert found.prior.shares[[2 * j, 2 * j + 1]].sum() > 0.9
-        assert (found.prior.low <= found.prior.shares + 1e-9).all()
-        assert (found.prior.high >= found.prior.shares - 1e-9).all()
-        assert found.check.holds, str(found.check)
-        better.append(found.model.evaluate(x, y)["accuracy"] - five.server.evaluate(x, y)["accuracy"])
+        rows = torch.from_numpy(np.flatnonzero(np.isin(test.y.numpy(), [2 * j, 2 * j + 1])))
+        x, y = test.x[rows], test.y[rows]
+        target_model = class_models.target_head(x)
+        assert target_model.known.argmax() == j
+        assert target_model.known[j] > 0.9
+        assert target_model.known.sum() == pytest.approx(1)
+        assert target_model.prior.shares[[2 * j, 2 * j + 1]].sum() > 0.9
+        assert (target_model.prior.low <= target_model.prior.shares + 1e-9).all()
+        assert (target_model.prior.high >= target_model.prior.shares - 1e-9).all()
+        assert target_model.check.holds, str(target_model.check)
+        better.append(target_model.model.evaluate(x, y)["accuracy"] - digits_run.server.evaluate(x, y)["accuracy"])
     assert min(better) > -0.02
     assert np.mean(better) > 0.05
 
 
 def test_unseen_clients_send_nothing() -> None:
     federation = fl.data.federate("digits", "iid", clients=4, seed=1, held_out=0.0, unseen=0.5)
-    known = ClassModels(fl.run("fedavg", federation, "mlp", rounds=1).trained)
-    assert [len(known.sums), int(sum(one.n.sum() for one in known.sums))] == [2, sum(federation.train.index.sizes[:2])]
-    found = known.target_head(federation.test.x[:40], resamples=0)
-    assert found.known.shape == (4,)
-    assert found.known[2:].tolist() == [0, 0]
+    class_models = ClassModels(fl.run("fedavg", federation, "mlp", rounds=1).trained)
+    assert len(class_models.sums) == 2
+    assert int(sum(sums.n.sum() for sums in class_models.sums)) == sum(federation.train.index.sizes[:2])
+    target_model = class_models.target_head(federation.test.x[:40], resamples=0)
+    assert target_model.known.shape == (4,)
+    assert target_model.known[2:].tolist() == [0, 0]
 
 
-def test_inputs_unlike_the_clients_are_warned_of(five: TrainedRun) -> None:
-    x = five.federation.test.x
-    known = ClassModels(five)
-    assert known.target_head(x).check.holds
+def test_inputs_unlike_the_clients_are_warned_of(digits_run: TrainedRun) -> None:
+    x = digits_run.federation.test.x
+    class_models = ClassModels(digits_run)
+    assert class_models.target_head(x).check.holds
     noise = torch.from_numpy(np.random.default_rng(0).permutation(x.flatten(1).numpy(), axis=1)).reshape(x.shape)
-    found = known.target_head(noise)
-    assert not found.check.holds
-    assert "WARNING: label shift does not hold" in str(found.check)
+    target_model = class_models.target_head(noise)
+    assert not target_model.check.holds
+    assert "WARNING: label shift does not hold" in str(target_model.check)
     assert "WARNING" not in str(LabelShiftCheck(1.0, 1.0, 0.0, 5))
 
 
-def test_the_head_is_the_discriminant_and_heads_differ_in_the_bias_alone(five: TrainedRun) -> None:
-    known, x = ClassModels(five), five.federation.test.x
-    one, other = known.target_head(x[:50]), known.target_head(x[50:90])
+def test_the_head_is_the_discriminant_and_heads_differ_in_the_bias_alone(digits_run: TrainedRun) -> None:
+    class_models, x = ClassModels(digits_run), digits_run.federation.test.x
+    first, second = class_models.target_head(x[:50]), class_models.target_head(x[50:90])
     names = [
-        n for n, t in one.model.module.state_dict().items() if not torch.equal(t, other.model.module.state_dict()[n])
+        n for n, t in first.model.module.state_dict().items() if not torch.equal(t, second.model.module.state_dict()[n])
     ]
     assert names == ["head.bias"]
     log_p = torch.log_softmax(
-        known.discriminant.scores(known.features(x)) + torch.from_numpy(one.prior.shares).log(), -1
+        class_models.discriminant.scores(class_models.features(x)) + torch.from_numpy(first.prior.shares).log(), -1
     )
-    said = torch.log_softmax(one.model.outputs(x).double(), -1)
-    assert (said.exp() - log_p.exp()).abs().max() < 1e-3
-    assert one.model.module.head.bias.min() >= ABSENT  # type: ignore[union-attr, operator]
-    before = five.server.module.head.bias.clone()  # type: ignore[union-attr, operator]
-    assert torch.equal(before, five.server.module.head.bias)  # type: ignore[arg-type]
+    log_outputs = torch.log_softmax(first.model.outputs(x).double(), -1)
+    assert (log_outputs.exp() - log_p.exp()).abs().max() < 1e-3
+    assert first.model.module.head.bias.min() >= ABSENT  # type: ignore[union-attr, operator]
+    before = digits_run.server.module.head.bias.clone()  # type: ignore[union-attr, operator]
+    assert torch.equal(before, digits_run.server.module.head.bias)  # type: ignore[arg-type]
 
 
 def test_the_training_mixture_has_the_shares_of_the_training_data() -> None:
     run = trained("dirichlet", clients=4)
     y = torch.cat([run.federation.train.client(k).y for k in range(4)]).numpy()
     x = torch.cat([run.federation.train.client(k).x for k in range(4)])
-    found = ClassModels(run).target_head(x)
-    np.testing.assert_allclose(found.prior.shares, np.bincount(y, minlength=10) / len(y), atol=0.02)
+    target_model = ClassModels(run).target_head(x)
+    np.testing.assert_allclose(target_model.prior.shares, np.bincount(y, minlength=10) / len(y), atol=0.02)
     sizes = run.federation.train.index.sizes
-    np.testing.assert_allclose(found.known, sizes / sizes.sum(), atol=0.02)
+    np.testing.assert_allclose(target_model.known, sizes / sizes.sum(), atol=0.02)
     assert ClassModels(trained("iid", clients=1)).target_head(x[:40]).known == pytest.approx([1])
 
 
@@ -351,24 +356,26 @@ def test_labels_of_the_target_change_nothing() -> None:
         assert torch.equal(first.model.module.head.bias, again.model.module.head.bias)  # type: ignore[union-attr, arg-type]
 
 
-def test_what_cannot_be_done_is_refused_in_a_sentence(five: TrainedRun) -> None:
+def test_what_cannot_be_done_is_refused_in_a_sentence(digits_run: TrainedRun) -> None:
     with pytest.raises(DataError, match="the inputs have shape"):
-        ClassModels(five).target_head(torch.zeros(3, 5))
+        ClassModels(digits_run).target_head(torch.zeros(3, 5))
     with pytest.raises(DataError, match="there are no inputs"):
-        ClassModels(five).target_head(five.federation.test.x[:0])
+        ClassModels(digits_run).target_head(digits_run.federation.test.x[:0])
     with pytest.raises(ConfigError, match="the server has no whole model"):
-        ClassModels(fl.run("fedper", five.federation, "mlp", rounds=1).trained)
-    far = copy.copy(five)
+        ClassModels(fl.run("fedper", digits_run.federation, "mlp", rounds=1).trained)
+    far = copy.copy(digits_run)
     far.is_deployment = True
     with pytest.raises(ConfigError, match="no class statistics"):
-        ClassModels(far).target_head(five.federation.test.x)
-    own = copy.copy(five)
-    split = five.federation.train
-    own.federation = replace(five.federation, train=replace(split, relabel=torch.arange(10).repeat(len(split), 1)))
+        ClassModels(far).target_head(digits_run.federation.test.x)
+    with_own_names = copy.copy(digits_run)
+    split = digits_run.federation.train
+    with_own_names.federation = replace(
+        digits_run.federation, train=replace(split, relabel=torch.arange(10).repeat(len(split), 1))
+    )
     with pytest.raises(ConfigError, match="a model for a target needs classes with the same numbers at all clients"):
-        ClassModels(own).target_head(five.federation.test.x)
+        ClassModels(with_own_names).target_head(digits_run.federation.test.x)
     with pytest.raises(ConfigError, match="ccvr needs classes with the same numbers at all clients"):
-        CCVR()(own)
+        CCVR()(with_own_names)
     bare = torch.nn.Sequential(torch.nn.Linear(4, 3))
     with pytest.raises(ConfigError, match="a model with features and a linear head"):
         ClassModels(fl.run("fedavg", classes(), bare, rounds=1).trained).target_prior(classes().test.x)

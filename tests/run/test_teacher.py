@@ -136,10 +136,10 @@ def test_an_unfinished_run(folder: Path, refused: Callable[..., str], status: st
         path.unlink()
     else:
         path.write_text(json.dumps(json.loads(path.read_text()) | {"status": status}))
-    said = refused("teacher=teacher")
-    assert "has not finished" in said
-    assert (status or "killed") in said
-    assert "resume=" in said
+    sentence = refused("teacher=teacher")
+    assert "has not finished" in sentence
+    assert (status or "killed") in sentence
+    assert "resume=" in sentence
 
 
 @pytest.mark.parametrize("kind", ["online", "search"])
@@ -150,9 +150,9 @@ def test_a_finished_run_of_another_kind_is_not_called_unfinished(
     (folder / "teacher" / "model.safetensors").unlink()
     path = folder / "teacher" / "config.yaml"
     path.write_text(yaml.dump({**yaml.load(path), "kind": kind}))
-    said = refused("teacher=teacher")
-    assert f"it is a run of fedloom {kind}" in said
-    assert "resume=" not in said
+    sentence = refused("teacher=teacher")
+    assert f"it is a run of fedloom {kind}" in sentence
+    assert "resume=" not in sentence
 
 
 def test_a_run_without_model(folder: Path, refused: Callable[..., str]) -> None:
@@ -175,9 +175,9 @@ def test_other_inputs(folder: Path, refused: Callable[..., str]) -> None:
         x_test=np.zeros((10, 9), np.float32),
         y_test=np.arange(10),
     )
-    said = refused("teacher=teacher", "data=npz", "data.path=wide.npz")
-    assert "does not fit inputs of shape (9,) in 10 classes: its body" in said
-    assert "is [16, 64], where [16, 9] is needed" in said
+    sentence = refused("teacher=teacher", "data=npz", "data.path=wide.npz")
+    assert "does not fit inputs of shape (9,) in 10 classes: its body" in sentence
+    assert "is [16, 64], where [16, 9] is needed" in sentence
 
 
 def test_another_model_of_the_same_name(folder: Path, refused: Callable[..., str]) -> None:
@@ -201,9 +201,9 @@ def test_a_run_of_a_model_without_one_of_its_settings(folder: Path, refused: Cal
     config = yaml.load(Path("teacher/config.yaml"))
     config["model"] = {"name": "mlp", "units": [16]}
     Path("teacher/config.yaml").write_text(yaml.dump(config))
-    said = refused("teacher=teacher")
-    assert "cannot be used: " in said
-    assert "model 'mlp' has no setting 'units'" in said
+    sentence = refused("teacher=teacher")
+    assert "cannot be used: " in sentence
+    assert "model 'mlp' has no setting 'units'" in sentence
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.yaml", "summary.json"])
@@ -222,9 +222,9 @@ def test_a_model_file_cut_short(folder: Path, refused: Callable[..., str]) -> No
 def test_the_settings_are_listed_with_their_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "settings"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    found = {words[0]: " ".join(words[1:]) for words in reversed(lines) if words}
-    assert found["teacher"].startswith("null a path")
-    assert found["views"].startswith("[jitter,blur] a list")
+    settings = {words[0]: " ".join(words[1:]) for words in reversed(lines) if words}
+    assert settings["teacher"].startswith("null a path")
+    assert settings["views"].startswith("[jitter,blur] a list")
 
 
 def test_wrong_types(refused: Callable[..., str]) -> None:

@@ -37,9 +37,9 @@ def sequences(rare: int = 1, *, test: bool = False, every: bool = False) -> Fede
     """Sequences of tokens 0 and 1 whose last sample, in the training set or in the test set, has another one, too."""
     rows = np.random.default_rng(0).integers(2, size=(40, LENGTH))
     labels = np.roll(rows, -1, 1) if every else rows[:, 0]
-    held = rows.copy()
-    (held if test else rows)[-1, 2] = rare
-    return fl.data.federate((rows, labels), "iid", clients=2, test=(held, labels), held_out=0.0)
+    test_rows = rows.copy()
+    (test_rows if test else rows)[-1, 2] = rare
+    return fl.data.federate((rows, labels), "iid", clients=2, test=(test_rows, labels), held_out=0.0)
 
 
 def settings(federation: Federation, **model: Any) -> Experiment:
@@ -52,12 +52,12 @@ def test_a_sample_may_be_one_token() -> None:
     rows = torch.arange(40) % 5
     federation = fl.data.federate((rows, rows % 2), "iid", clients=2)
     for size in (4, 5):
-        made = experiment("fedavg", federation=federation, model=lambda n=size: nn.Embedding(n, 2), rounds=1)
+        setup = experiment("fedavg", federation=federation, model=lambda n=size: nn.Embedding(n, 2), rounds=1)
         if size == 5:
-            assert not run(made).failures
+            assert not run(setup).failures
         else:
             with pytest.raises(ConfigError, match="the data have tokens up to 4: give the model a vocabulary of 5"):
-                run(made)
+                run(setup)
 
 
 @pytest.mark.parametrize("test", [False, True], ids=["training", "test"])
@@ -101,22 +101,22 @@ def test_labels_at_every_position_need_predictions_there() -> None:
     ],
 )
 def test_parts_that_need_one_class_per_sample_are_refused_before_training(slot: str, part: Any) -> None:
-    given = settings(sequences(every=True), positions="every")
-    made = replace(given, method=replace(given.method, **{slot: part}))
+    base = settings(sequences(every=True), positions="every")
+    setup = replace(base, method=replace(base.method, **{slot: part}))
     with pytest.raises(ConfigError, match=rf"^{slot} '\w+' needs one class per sample, .* do not have\.$"):
-        FederatedTask(made)
-    FederatedTask(replace(made, federation=sequences(), model=settings(sequences()).model))
+        FederatedTask(setup)
+    FederatedTask(replace(setup, federation=sequences(), model=settings(sequences()).model))
 
 
 def test_predictions_from_tokens_that_the_model_does_not_know() -> None:
     model = fl.run("fedavg", sequences(), settings(sequences()).model, rounds=1, compute="live").trained.server
-    known, unknown = torch.ones(2, LENGTH).long(), torch.full((2, LENGTH), 9)
-    assert len(model.predict(known)) == 2
+    valid, unknown = torch.ones(2, LENGTH).long(), torch.full((2, LENGTH), 9)
+    assert len(model.predict(valid)) == 2
     for call in (model.predict, lambda x: model.evaluate(x, [0, 1])):
         with pytest.raises(DataError, match="tokens from 9 to 9, not all of which this model knows"):
             call(unknown)
     with pytest.raises(DataError, match="real numbers, but this model takes whole numbers"):
-        model.predict(known + 0.5)
+        model.predict(valid + 0.5)
 
 
 def test_a_stream_may_bring_tokens_that_the_model_does_not_know() -> None:
@@ -124,10 +124,10 @@ def test_a_stream_may_bring_tokens_that_the_model_does_not_know() -> None:
     rows[35, 1:] = 9
     stream = task_stream(as_source((rows, rows[:, 0])), InOrder(train=8, test=2))
     lstm = partial(models.make, "stacked_lstm", classes=2, inputs=(LENGTH,), hidden=3, layers=1)
-    made = Online("moml", grid(Moml(), FineTune(), Local(steps=2, batch_size=4, lr=0.1), {}), stream, lstm)
+    setup = Online("moml", grid(Moml(), FineTune(), Local(steps=2, batch_size=4, lr=0.1), {}), stream, lstm)
     with pytest.raises(DataError, match="tokens from 0 to 9, not all of which this model knows"):
-        run_online(made)
-    live = LiveLearner(OnlineTask(made))
+        run_online(setup)
+    live = LiveLearner(OnlineTask(setup))
     for call in (lambda x: live.predict((x, rows[:8, 0]), x), lambda x: live.observe((x, rows[:8, 0]))):
         call(rows[:8])
         with pytest.raises(DataError, match="tokens from 4 to 5, not all of which this model knows"):
@@ -137,7 +137,7 @@ def test_a_stream_may_bring_tokens_that_the_model_does_not_know() -> None:
 def test_a_gpu_is_given_no_token_that_the_model_does_not_know() -> None:
     """The tokens are tried on a copy on the host, and once: the block, which would run on the GPU, is not entered."""
     module, tried = nn.Embedding(5, 2), []
-    module.register_forward_hook(lambda module, given, out: tried.append(given[0].tolist()))
+    module.register_forward_hook(lambda module, inputs, out: tried.append(inputs[0].tolist()))
     with refusing_unknown_tokens(module, False, torch.tensor([[1, 3], [2, 4]]), torch.zeros(2)):
         pass
     assert tried == [[[1, 3]], [[2, 4]]]
@@ -162,18 +162,18 @@ def test_a_gpu_is_given_no_token_that_the_model_does_not_know() -> None:
 
 def test_tokens_that_a_module_is_known_to_take_are_not_tried_again() -> None:
     """On a device: the host's copy is asked once for a range, and again beyond it."""
-    asked = []
+    calls = []
 
     class Counted(nn.Embedding):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            asked.append(x.tolist())
+            calls.append(x.tolist())
             return super().forward(x)
 
     module = Counted(9, 2)
     for tokens, tries in (([1, 4], 2), ([1, 4], 2), ([2, 3], 2), ([1, 5], 4), ([0, 5], 6)):
         with refusing_unknown_tokens(module, False, torch.tensor(tokens)[:, None]):
             pass
-        assert len(asked) == tries, tokens
+        assert len(calls) == tries, tokens
 
 
 def test_the_same_columns_standardised_alike_have_one_scale() -> None:
@@ -184,6 +184,6 @@ def test_the_same_columns_standardised_alike_have_one_scale() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         compare(scaled(0, 1), scaled(0, 1), "the model")
-    for other in (scaled(0, 2), scaled(0), scaled(0, 1, mean=9.0), {}):
+    for scale in (scaled(0, 2), scaled(0), scaled(0, 1, mean=9.0), {}):
         with pytest.warns(UserWarning, match="learnt from inputs in another scale"):
-            compare(scaled(0, 1), other, "the model")
+            compare(scaled(0, 1), scale, "the model")

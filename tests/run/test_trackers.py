@@ -46,17 +46,17 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def read_tensorboard(out: str) -> Any:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    found = EventAccumulator(f"{out}/tensorboard")
-    found.Reload()
-    return found
+    events = EventAccumulator(f"{out}/tensorboard")
+    events.Reload()
+    return events
 
 
 def read_mlflow(out: str) -> Any:
     import mlflow
 
     mlflow.set_tracking_uri(f"sqlite:///{Path(out).absolute()}/mlflow.db")
-    (one,) = mlflow.search_runs(experiment_names=["fedloom"], output_format="list")
-    return one
+    (run,) = mlflow.search_runs(experiment_names=["fedloom"], output_format="list")
+    return run
 
 
 def test_what_a_link_leads_to_is_not_uploaded(tmp_path: Path) -> None:
@@ -72,11 +72,11 @@ def test_what_a_link_leads_to_is_not_uploaded(tmp_path: Path) -> None:
 def test_tensorboard_in_every_command(command: str) -> None:
     pytest.importorskip(NEEDS.get(command, "torch"))
     assert main([*command.split(), "-q", "out=there", "trackers=[tensorboard]", *COMMANDS[command]]) == 0
-    found = read_tensorboard("there")
-    assert found.Tags()["scalars"]
-    texts = found.Tags()["tensors"]
+    events = read_tensorboard("there")
+    assert events.Tags()["scalars"]
+    texts = events.Tags()["tensors"]
     assert {"settings/text_summary", "tags/text_summary", "status/text_summary"} <= set(texts)
-    (status,) = found.Tensors("status/text_summary")
+    (status,) = events.Tensors("status/text_summary")
     assert status.tensor_proto.string_val == [b"finished"]
 
 
@@ -131,8 +131,8 @@ def test_a_run_that_has_ended_is_logged_as_it_was_while_it_went_on() -> None:
 def test_mlflow_has_the_files_that_a_command_writes(command: str) -> None:
     pytest.importorskip(NEEDS.get(command, "torch"))
     assert main([command, "-q", "out=there", "trackers=[mlflow]", *COMMANDS[command]]) == 0
-    one = read_mlflow("there")
-    assert (one.info.status, one.data.tags["status"]) == ("FINISHED", "finished")
+    run = read_mlflow("there")
+    assert (run.info.status, run.data.tags["status"]) == ("FINISHED", "finished")
     names = {path.name for path in Path("there/mlflow").rglob("*") if path.is_file()}
     assert {"config.yaml", "summary.json", WRITTEN.get(command, "model.safetensors")} <= names
     assert not any(name.startswith("mlflow.db") for name in names)
@@ -141,18 +141,18 @@ def test_mlflow_has_the_files_that_a_command_writes(command: str) -> None:
 @pytest.mark.extra("mlflow", "sqlalchemy")
 def test_mlflow_logs_settings_tags_numbers_status_and_files() -> None:
     assert main(["run", "-q", "out=there", "trackers=[mlflow]", *RUN]) == 0
-    one = read_mlflow("there")
-    assert (one.info.status, one.info.run_name) == ("FINISHED", "fedavg-0")
-    assert (one.data.params["method.name"], one.data.params["clients"]) == ("fedavg", "3")
-    assert (one.data.tags["method"], one.data.tags["status"]) == ("fedavg", "finished")
+    run = read_mlflow("there")
+    assert (run.info.status, run.info.run_name) == ("FINISHED", "fedavg-0")
+    assert (run.data.params["method.name"], run.data.params["clients"]) == ("fedavg", "3")
+    assert (run.data.tags["method"], run.data.tags["status"]) == ("fedavg", "finished")
     last = fl.load("there").summary["final"]["global/accuracy"]
-    assert one.data.metrics["global/accuracy"] == last
+    assert run.data.metrics["global/accuracy"] == last
     names = {path.name for path in Path("there/mlflow").rglob("*") if path.is_file()}
     assert {"config.yaml", "summary.json", "model.safetensors"} <= names
     assert main(["run", "-q", "resume=there", "rounds=3"]) == 0
-    again = read_mlflow("there")
-    assert (again.info.run_id, again.info.status) == (one.info.run_id, "FINISHED")
-    assert again.data.metrics["round"] == 3
+    resumed = read_mlflow("there")
+    assert (resumed.info.run_id, resumed.info.status) == (run.info.run_id, "FINISHED")
+    assert resumed.data.metrics["round"] == 3
 
 
 @pytest.mark.extra("mlflow", "sqlalchemy")
@@ -171,10 +171,10 @@ def test_mlflow_gets_every_round_once_though_a_killed_run_does_some_again() -> N
             if record["round"] == 5:
                 os._exit(9)
 
-    def go(*others: Callback, resume: bool = False) -> None:
+    def go(*callbacks: Callback, resume: bool = False) -> None:
         fl.run(
             "fedavg", federation, "logistic", rounds=6, out="there", checkpoint_every=2, resume=resume,
-            callbacks=[trackers.make("mlflow"), *others],
+            callbacks=[trackers.make("mlflow"), *callbacks],
         )  # fmt: skip
 
     child = os.fork()
@@ -219,9 +219,9 @@ def test_mlflow_marks_a_run_that_fails() -> None:
     federation = fl.data.federate("digits", "iid", clients=2)
     with pytest.raises(ClientError):
         fl.run("fedavg", federation, "logistic", rounds=1, out="there", callbacks=[trackers.make("mlflow"), Fails()])
-    one = read_mlflow("there")
-    assert one.info.status == "FAILED"
-    assert one.data.params["method.name"] == "fedavg"
+    run = read_mlflow("there")
+    assert run.info.status == "FAILED"
+    assert run.data.params["method.name"] == "fedavg"
 
 
 @pytest.mark.extra("wandb")
@@ -229,9 +229,9 @@ def test_wandb_offline() -> None:
     assert main(["run", "-q", "out=there", "trackers=[wandb]", *RUN]) == 0
     assert next(Path("there/wandb").rglob("*.wandb")).stat().st_size > 0
     (folder,) = [path for path in Path("there/wandb").iterdir() if path.name.startswith("offline-run-")]
-    told = "".join(path.read_text(errors="replace") for path in folder.rglob("*") if path.suffix in (".yaml", ".json"))
+    texts = "".join(path.read_text(errors="replace") for path in folder.rglob("*") if path.suffix in (".yaml", ".json"))
     blob = next(folder.glob("*.wandb")).read_bytes()
-    assert b"global/accuracy" in blob or "global/accuracy" in told
+    assert b"global/accuracy" in blob or "global/accuracy" in texts
     assert b"model.safetensors" in blob
 
 
@@ -245,7 +245,7 @@ def test_trackers_need_a_run_directory(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_tracker_that_cannot_begin_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refuse(self: Any, *given: Any) -> None:
+    def refuse(self: Any, *args: Any) -> None:
         raise RuntimeError("api_key not configured\nmore")
 
     monkeypatch.setattr(trackers["wandb"].factory, "library", "json")
@@ -260,22 +260,22 @@ def test_a_run_outlives_its_tracker() -> None:
         library = "json"
         logged: ClassVar[list[int]] = []
 
-        def begin(self, *given: Any) -> None: ...
+        def begin(self, *args: Any) -> None: ...
 
         def log(self, round: int, numbers: Any) -> None:
             self.logged.append(round)
             if round == 2:
                 raise ConnectionError("the server is gone\nmore")
 
-        def end(self, *given: Any) -> None:
+        def end(self, *args: Any) -> None:
             raise ConnectionError("it is still gone")
 
     federation = fl.data.federate("digits", "iid", clients=2)
-    told = "trackers=flaky failed and logs no more rounds of this run, .*: the server is gone.$"
-    with pytest.warns(UserWarning, match=told) as found:
+    sentence = "trackers=flaky failed and logs no more rounds of this run, .*: the server is gone.$"
+    with pytest.warns(UserWarning, match=sentence) as warnings:
         result = fl.run("fedavg", federation, "logistic", rounds=4, out="there", callbacks=[Flaky()])
     assert (result.summary["status"], len(result.history)) == ("finished", 4)
-    assert (Flaky.logged, len(found)) == ([1, 2], 1)
+    assert (Flaky.logged, len(warnings)) == ([1, 2], 1)
 
 
 @pytest.mark.parametrize("name", PACKAGES)
