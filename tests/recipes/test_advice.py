@@ -23,7 +23,7 @@ def protocol(monkeypatch: pytest.MonkeyPatch) -> Any:
     return protocol
 
 
-def shown(number: str) -> str:
+def page_figure(number: str) -> str:
     """As the page prints it: without the zero before the point."""
     return number.replace(" 0.", " .").removeprefix("+")
 
@@ -38,9 +38,9 @@ def shown(number: str) -> str:
 def test_averaged_models_that_serve_the_worst_devices(protocol: Any, data: str, method: str, text: str) -> None:
     stored = protocol.read_results("fair/device")
     runs = {name: stored["data"][data]["runs"][name] for name in (method, "FedAvg")}
-    worst = {name: {s: one["averaged"]["worst10"] for s, one in found.items()} for name, found in runs.items()}
+    worst = {name: {s: run["averaged"]["worst10"] for s, run in seeds.items()} for name, seeds in runs.items()}
     gain, _, _ = protocol.format_gain(worst[method], worst["FedAvg"], 100).partition(" (")
-    assert text.format(shown(gain)) in PAGE
+    assert text.format(page_figure(gain)) in PAGE
 
 
 FAIR = ("AFL", "q-FedAvg", "TERM", "PropFair", "AAggFF")
@@ -49,7 +49,7 @@ FAIR = ("AFL", "q-FedAvg", "TERM", "PropFair", "AAggFF")
 def worst_of(protocol: Any, file: str, data: str) -> dict[str, dict[str, float]]:
     """The worst tenth's metric with the last model, by method and seed."""
     runs = protocol.read_results(f"fair/{file}")["data"][data]["runs"]
-    return {name: {s: one["worst10"] for s, one in found.items()} for name, found in runs.items()}
+    return {name: {s: run["worst10"] for s, run in seeds.items()} for name, seeds in runs.items()}
 
 
 def test_on_losses_of_training_samples_no_fair_method_beats_the_better_weights(protocol: Any) -> None:
@@ -74,16 +74,16 @@ def test_what_helped_the_worst_of_six_silos(protocol: Any) -> None:
         worst_of(protocol, "silo", "six_silos"),
     )
 
-    def gain(name: str, other: str, key: str) -> str:
-        ours, others = ({s: one[key] for s, one in runs[each].items()} for each in (name, other))
-        return shown(protocol.format_gain(ours, others, 100).partition(" (")[0]).removeprefix("-")
+    def gain(name: str, rival: str, key: str) -> str:
+        values, rival_values = ({s: run[key] for s, run in runs[method].items()} for method in (name, rival))
+        return page_figure(protocol.format_gain(values, rival_values, 100).partition(" (")[0]).removeprefix("-")
 
     assert f"equal weights on six unequal silos ({gain('uniform', 'FedAvg', 'worst10')} points" in PAGE
     held_out = "AAggFF, held out"
     assert f"{gain(held_out, 'uniform', 'worst10')} more by responses on held-out samples" in PAGE
     assert f"at a cost of {gain(held_out, 'uniform', 'mean')} in the average" in PAGE
     assert f"or {gain('FedMGDA+', 'uniform', 'worst10')} by FedMGDA+ without a cost" in PAGE
-    means = {name: {s: one["mean"] for s, one in found.items()} for name, found in runs.items()}
+    means = {name: {s: run["mean"] for s, run in seeds.items()} for name, seeds in runs.items()}
     assert protocol.paired(means["FedMGDA+"], means["uniform"])["mean"] > 0
     for method in ("AAggFF", "AAggFF, samples"):  # why neither is in the table
         assert protocol.paired(worst[method], worst["uniform"])["high"] < 0
@@ -94,27 +94,29 @@ def test_where_fedmgda_does_not_help(protocol: Any) -> None:
     for data in ("fashion_dirichlet", "minority"):
         runs, last = protocol.read_results("fair/device")["data"][data]["runs"], worst_of(protocol, "device", data)
         assert min(last, key=lambda name: sum(last[name].values())) == "FedMGDA+"
-        both = ({s: one["averaged"]["worst10"] for s, one in runs[name].items()} for name in ("FedMGDA+", "FedAvg"))
-        gains.append(shown(protocol.format_gain(*both, 100).partition(" (")[0]))
+        both = ({s: run["averaged"]["worst10"] for s, run in runs[name].items()} for name in ("FedMGDA+", "FedAvg"))
+        gains.append(page_figure(protocol.format_gain(*both, 100).partition(" (")[0]))
     assert f"({gains[0]} and {gains[1]}), where its last model is the worst of all" in PAGE
 
 
 def test_few_of_many_clients(protocol: Any) -> None:
     runs = protocol.read_results("fair/plug_and_play")["data"]["fashion_dirichlet"]["runs"]
-    both = ({s: one["mean"] for s, one in runs[name]["alone"].items()} for name in ("FedAdagrad", "FedAvg"))
-    gain = shown(protocol.format_gain(*both, 100).partition(" (")[0])
+    both = ({s: run["mean"] for s, run in runs[name]["alone"].items()} for name in ("FedAdagrad", "FedAvg"))
+    gain = page_figure(protocol.format_gain(*both, 100).partition(" (")[0])
     assert f"FedAdagrad is {gain} points more accurate than FedAvg (" in PAGE
     runs = protocol.read_results("fair/device")["data"]["fashion_dirichlet"]["runs"]["FedAvg"]
     averaged, last = {s: r["averaged"]["mean"] for s, r in runs.items()}, {s: r["mean"] for s, r in runs.items()}
-    gain = shown(protocol.format_gain(averaged, last, 100).partition(" (")[0])
+    gain = page_figure(protocol.format_gain(averaged, last, 100).partition(" (")[0])
     assert f"(`evaluation.server_average=0.97`) {gain} more than its last one" in PAGE
 
 
 def test_what_searches_over_all_methods_end_with(protocol: Any) -> None:
-    searches = [one for data in protocol.read_results("search/compositions")["runs"].values() for one in data.values()]
+    searches = [
+        seeds for data in protocol.read_results("search/compositions")["runs"].values() for seeds in data.values()
+    ]
     ends = [run["label"] for seeds in searches for run in seeds.values()]
-    found = sum(label.startswith(("knn_per", "fedrod")) for label in ends)
-    assert f"{found} of {len(ends)} [searches]" in PAGE
+    count = sum(label.startswith(("knn_per", "fedrod")) for label in ends)
+    assert f"{count} of {len(ends)} [searches]" in PAGE
 
 
 def test_moml_without_its_vector_is_level(protocol: Any) -> None:
@@ -129,12 +131,12 @@ def test_moml_without_its_vector_is_level(protocol: Any) -> None:
 def test_all_clients_in_every_round(protocol: Any) -> None:
     def rounds(file: str, target: float) -> dict[str, str]:
         """The rounds of each method to a target."""
-        found = {}
+        figures = {}
         for name, seeds in protocol.read_results(f"claims/{file}")["runs"].items():
             curves = [run["curves"]["average/accuracy"] for run in seeds.values()]
             first = [next(r for r, value in enumerate(curve, 1) if value >= target) for curve in curves]
-            found[name] = shown(protocol.mean_error(first, 1, 1))
-        return found
+            figures[name] = page_figure(protocol.mean_error(first, 1, 1))
+        return figures
 
     iid, skewed = rounds("mnist_iid_all_972", 0.972), rounds("mnist_dir6_all_971", 0.971)
     more = rounds("mnist_dir3_all_971", 0.971)
@@ -154,14 +156,14 @@ def test_two_classes_a_client(protocol: Any) -> None:
         ("FedAvg", "FedAvg has {}"),
     ):  # fmt: skip
         values = protocol.find(stored, f"runs > 500 > {name} > * > validation > mean > -1").values()
-        assert text.format(shown(protocol.mean_error(values, 100, 2))) in PAGE
+        assert text.format(page_figure(protocol.mean_error(values, 100, 2))) in PAGE
     stored = protocol.read_results("claims/superfed_mnist_50_scripts")
     for name, text in (
         *((name, f"{{}} with {name}") for name in ("FedPer", "Ditto", "FedRep", "APFL", "SuPerFed-MM")),
         ("SCAFFOLD", "SCAFFOLD has {}"), ("FedProx", "FedProx {}"),
     ):  # fmt: skip
         values = protocol.find(stored, f"runs > {name} > * > curves > clients/accuracy/mean > -1").values()
-        assert text.format(shown(protocol.mean_error(values, 100, 2))) in PAGE
+        assert text.format(page_figure(protocol.mean_error(values, 100, 2))) in PAGE
 
 
 def test_a_head_for_the_targets_shares_beats_fedavg_in_every_cell(protocol: Any) -> None:
@@ -186,19 +188,19 @@ def test_transmissions_of_feddyn(protocol: Any) -> None:
         for name in ("FedDyn", "FedAvg")
     }
     assert f"{min(sent['FedDyn'])} to {max(sent['FedDyn'])} rounds of FedAvg's communication to 98.2 %" in PAGE
-    assert all(isinstance(one, protocol.AtLeast) for one in sent["FedAvg"])
+    assert all(isinstance(count, protocol.AtLeast) for count in sent["FedAvg"])
     overview = (ROOT / "docs/reproduction.md").read_text().split("\n| **all**")[0].splitlines()
     rows = [
         line.split("|")[1:5] for line in overview if re.match(r"\| \[FedDyn on E?MNIST", line) and ", 1 %" not in line
     ]
-    reproduced, asked = (sum(int(row[column]) for row in rows) for column in (2, 1))
-    assert f"{reproduced} of {asked} published comparisons are reproduced" in PAGE
+    reproduced, comparisons = (sum(int(row[column]) for row in rows) for column in (2, 1))
+    assert f"{reproduced} of {comparisons} published comparisons are reproduced" in PAGE
 
 
 def test_feddyn_with_one_client_in_a_hundred() -> None:
     verdicts = (ROOT / "docs/reproduction.md").read_text()
     sections = re.findall(r"^## (FedDyn on .*, 1 % of the clients.*)\n((?:(?!## ).*\n)*)", verdicts, re.M)
-    found = {
+    comparisons = {
         (title.removeprefix("FedDyn on ").partition(", 1 %")[0], *claim): (figures, verdict)
         for title, rows in sections
         for *claim, figures, verdict in re.findall(
@@ -207,13 +209,15 @@ def test_feddyn_with_one_client_in_a_hundred() -> None:
             rows,
         )
     }
-    ahead = {claim: verdict in ("reproduced", "only the order reproduced") for claim, (_, verdict) in found.items()}
+    ahead = {
+        claim: verdict in ("reproduced", "only the order reproduced") for claim, (_, verdict) in comparisons.items()
+    }
     scaffold = [ahead[claim] for claim in ahead if claim[1] == "SCAFFOLD"]
     assert f"ahead of SCAFFOLD in {sum(scaffold)} of {len(scaffold)} comparisons" in PAGE
-    ours, other = found["MNIST, IID", "FedAvg", "98.3"][0].split(" : ≥ ")
-    assert f"{ours} transmissions where FedAvg takes {other} or more" in PAGE
+    feddyn, fedavg = comparisons["MNIST, IID", "FedAvg", "98.3"][0].split(" : ≥ ")
+    assert f"{feddyn} transmissions where FedAvg takes {fedavg} or more" in PAGE
     of_fedavg = {claim[0]: [] for claim in ahead}
-    for (data, rival, _), holds in sorted(ahead.items(), key=lambda one: float(one[0][2])):
+    for (data, rival, _), holds in sorted(ahead.items(), key=lambda item: float(item[0][2])):
         if rival == "FedAvg":
             of_fedavg[data].append(holds)
     assert of_fedavg["MNIST, IID"] == of_fedavg["MNIST, Dirichlet .6"] == [True, True]
@@ -223,7 +227,7 @@ def test_feddyn_with_one_client_in_a_hundred() -> None:
     where = ("FedDyn on MNIST, IID", "FedDyn on MNIST, Dirichlet .6")
     rows = "".join(rows for title, rows in sections if title.startswith(where))
     orders = re.findall(r"\| (\w+) needs fewer transmissions than (\w+) to .*\| \**([a-z ]+)\** \|", rows)
-    of_fedprox = {(one, verdict) for one, other, verdict in orders if "FedProx" in (one, other)}
+    of_fedprox = {(first, verdict) for first, second, verdict in orders if "FedProx" in (first, second)}
     assert of_fedprox == {("FedDyn", "reproduced"), ("FedProx", "not reproduced")}
 
 
@@ -253,7 +257,7 @@ def test_a_model_for_every_client(protocol: Any, data: str) -> None:
     for split, names in EVERY_CLIENT[data].items():
         means = {name: [run["mean"] for run in runs.values()] for name, runs in cells[split].items()}
         for name in names:
-            assert shown(" " + protocol.mean_error(means[name], 100))[1:] in PAGE
+            assert page_figure(" " + protocol.mean_error(means[name], 100))[1:] in PAGE
         assert max(means, key=lambda name: sum(means[name])) == names[0]
     if data == "personal_mnist":
         for runs in cells.values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from math import erf
 from pathlib import Path
 from types import ModuleType
 
@@ -57,6 +58,4 @@ def at(received: torch.Tensor) -> Context:
 
 
 def phi(x: float) -> float:
-    from math import erf
-
     return (1 + erf(x / 2**0.5)) / 2

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from fedloom.core.federation import Arrays
+from fedloom.models import macs, models
 from fedloom_apps.distill import Splits, Subset
 
 FOLDER = Path(__file__).parents[2] / "recipes" / "distill"
@@ -42,8 +43,8 @@ def test_students(tmp_path: Path, recipe: Callable[[str], Any], monkeypatch: pyt
         return students.main([str(w) for w in ("--runs", runs, "--out", out, "--epochs", 1, "--short", *words)])
 
     assert call("--seeds", 0, "--only", "equal passes/CE", "equal passes/DiSK", "as published/SimKD") == 0
-    found = json.loads((out / "students.json").read_text())["runs"]
-    passes = {name: run["0"]["passes"] for name, run in found.items()}
+    results = json.loads((out / "students.json").read_text())["runs"]
+    passes = {name: run["0"]["passes"] for name, run in results.items()}
     assert passes == {"equal passes/CE": 5, "equal passes/DiSK": 5, "as published/SimKD": 2, "as published/CE": 1}
     teacher = (runs / "teacher" / "metrics.jsonl").read_text()
     assert call("--seeds", 0, 1, "--only", "equal passes/CE", "equal passes/DiSK", "equal passes/SimKD + DiSK") == 0
@@ -57,14 +58,12 @@ def test_students(tmp_path: Path, recipe: Callable[[str], Any], monkeypatch: pyt
 
 
 def test_the_students_are_a_hundred_times_smaller(recipe: Callable[[str], Any]):
-    from fedloom.models import macs, models
-
     students = recipe("students")
     sizes = []
     for about in (students.TEACHER, students.STUDENT):
         rest = {key: value for key, value in about.items() if key != "name"}
-        made = models.make(about["name"], classes=10, inputs=(1, 28, 28), **rest)
-        sizes.append((sum(p.numel() for p in made.parameters()), macs(made, (1, 28, 28))))
+        model = models.make(about["name"], classes=10, inputs=(1, 28, 28), **rest)
+        sizes.append((sum(p.numel() for p in model.parameters()), macs(model, (1, 28, 28))))
     assert sizes == [(1_663_370, 12_273_152), (15_910, 15_880)]
 
 
@@ -107,10 +106,10 @@ def test_convolutional(tmp_path: Path, recipe: Callable[[str], Any], monkeypatch
     assert small.main([*words, *places]) == 0
     results = json.loads((tmp_path / "out" / "convolutional.json").read_text())["runs"]["cifar10"]
     assert results["teacher"]["passes"] == 6
-    found = results["resnet10_xxs"]
-    assert list(found) == list(small.METHODS)
-    assert {run["0"]["passes"] for run in found.values()} == {5}
-    assert [name for name, run in found.items() if run["0"]["right"] is not None] == [
+    by_method = results["resnet10_xxs"]
+    assert list(by_method) == list(small.METHODS)
+    assert {run["0"]["passes"] for run in by_method.values()} == {5}
+    assert [name for name, run in by_method.items() if run["0"]["right"] is not None] == [
         "DiSK, eq. (6.5)",
         "DiSK, a pass a round",
         "DiSK as coded",

@@ -66,10 +66,10 @@ def test_every_writer_of_mnist_is_a_client(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_patients_are_scaled_by_their_own_hospitals_training_patients(trials: ModuleType) -> None:
     for seed in (0, 2):
-        made = trials.deal("heart_published", seed)
-        assert len(made.train.index.rows) + len(made.held_out.index.rows) == 160
+        federation = trials.deal("heart_published", seed)
+        assert len(federation.train.index.rows) + len(federation.held_out.index.rows) == 160
         for client in range(4):
-            x = made.train.client(client).x.double()
+            x = federation.train.client(client).x.double()
             assert np.abs(x.mean(0).numpy()).max() < 1e-6
             deviations = x.std(0, correction=0).numpy()
             assert (np.isclose(deviations, 1, atol=1e-5) | (deviations == 0)).all()
@@ -79,28 +79,28 @@ def test_validation_samples_leave_training_alone(trials: ModuleType) -> None:
     plain, aside = trials.deal("heart_published", 2), trials.deal("heart_published", 2, 0.25)
     for client in range(4):
         assert set(aside.held_out.index[client]) == set(plain.held_out.index[client])
-        train, kept = set(aside.train.index[client]), set(aside.validation.index[client])
-        assert not train & kept
-        assert train | kept == set(plain.train.index[client])
-        assert len(kept) == 8
+        train, validation = set(aside.train.index[client]), set(aside.validation.index[client])
+        assert not train & validation
+        assert train | validation == set(plain.train.index[client])
+        assert len(validation) == 8
 
 
 def test_six_silos_and_a_minority_hold_turned_images(trials: ModuleType) -> None:
-    made, source = trials.deal("six_silos", 1), trials.load("six_silos")
-    assert [len(made.train.index[silo]) for silo in range(6)] == [50, 50, 50, 50, 40, 22]
-    known = {image.numpy().tobytes() for image in source.train.x}
+    federation, source = trials.deal("six_silos", 1), trials.load("six_silos")
+    assert [len(federation.train.index[silo]) for silo in range(6)] == [50, 50, 50, 50, 40, 22]
+    source_images = {image.numpy().tobytes() for image in source.train.x}
     for silo, turns in enumerate((0, 0, 0, 1, 2, 3)):
-        images = made.train.client(silo).x.rot90(-turns, (-2, -1))
-        assert {image.contiguous().numpy().tobytes() for image in images} <= known
-    whole = trials.SETTINGS["fashion_dirichlet"]
-    trials.SETTINGS["few"] = replace(trials.SETTINGS["minority"], source=whole.source)
-    made = trials.deal("few", 1)
+        images = federation.train.client(silo).x.rot90(-turns, (-2, -1))
+        assert {image.contiguous().numpy().tobytes() for image in images} <= source_images
+    fashion = trials.SETTINGS["fashion_dirichlet"]
+    trials.SETTINGS["few"] = replace(trials.SETTINGS["minority"], source=fashion.source)
+    federation = trials.deal("few", 1)
     del trials.SETTINGS["few"]
-    assert len(made) == 40
-    sizes = [len(made.train.index[client]) + len(made.held_out.index[client]) for client in range(40)]
+    assert len(federation) == 40
+    sizes = [len(federation.train.index[client]) + len(federation.held_out.index[client]) for client in range(40)]
     assert sizes == [10] * 40
-    turned = [image.contiguous().numpy().tobytes() not in known for client in range(40)
-              for image in made.train.client(client).x]  # fmt: skip
+    turned = [image.contiguous().numpy().tobytes() not in source_images for client in range(40)
+              for image in federation.train.client(client).x]  # fmt: skip
     assert all(turned[: 4 * 8])
     assert not all(turned[4 * 8 :])
 
@@ -122,18 +122,18 @@ def hospitals(folder: Path) -> None:
 
 def test_silo_chooses_on_its_own_seed_and_compares(recipe: Callable[..., Path], trials: ModuleType) -> None:
     out = recipe("silo", "--data", "heart_published", "--seeds", 2, 4)
-    found = json.loads((out / "silo.json").read_text())["data"]["heart_published"]
-    points = {name: len(tried) for name, tried in found["grid"].items()}
+    results = json.loads((out / "silo.json").read_text())["data"]["heart_published"]
+    points = {name: len(tried) for name, tried in results["grid"].items()}
     assert points == {"AFL": 3, "q-FedAvg": 3, "TERM": 3, "FedMGDA+": 9, "PropFair": 3}
-    assert found["chosen"]["AAggFF"] == {"cdf": "frechet"}
-    for method, tried in found["grid"].items():
-        best = max(tried, key=lambda one: (one["worst10"], one["mean"]))
-        assert best["point"] == f"{method} {trials.text(found['chosen'][method])}, rate 0.01"
-    runs = found["runs"]
+    assert results["chosen"]["AAggFF"] == {"cdf": "frechet"}
+    for method, tried in results["grid"].items():
+        best = max(tried, key=lambda trial: (trial["worst10"], trial["mean"]))
+        assert best["point"] == f"{method} {trials.text(results['chosen'][method])}, rate 0.01"
+    runs = results["runs"]
     plain = ["FedAvg", "uniform", "AFL", "q-FedAvg", "TERM", "FedMGDA+", "PropFair", "AAggFF"]
     assert list(runs) == [*plain, "AAggFF, held out", "AAggFF, samples", "AAggFF, samples, held out"]
-    assert found["chosen"]["AAggFF, held out"] == {"cdf": "frechet", "response": "validation"}
-    assert found["tuning"] == [0, 1]
+    assert results["chosen"]["AAggFF, held out"] == {"cdf": "frechet", "response": "validation"}
+    assert results["tuning"] == [0, 1]
     assert all(list(seeds) == ["2", "4"] for seeds in runs.values())  # never the tuning seed
     assert all(run["rounds"] == ROUNDS and run["failures"] == 0 for seeds in runs.values() for run in seeds.values())
     assert all(sum(run["last_p"]) == pytest.approx(1, abs=1e-3) for run in runs["AAggFF"].values())
@@ -150,40 +150,40 @@ def test_silo_chooses_on_its_own_seed_and_compares(recipe: Callable[..., Path], 
 
 def test_stored_results_are_not_run_again_and_the_table_is_written_again(recipe: Callable[..., Path]) -> None:
     out = recipe("silo", "--data", "heart", "--only", "AAggFF", "FedAvg", "--seeds", 2)
-    found, text = json.loads((out / "silo.json").read_text()), (out / "silo.md").read_text()
-    found["notes"] = ["It holds."]
-    (out / "silo.json").write_text(json.dumps(found))
+    results, text = json.loads((out / "silo.json").read_text()), (out / "silo.md").read_text()
+    results["notes"] = ["It holds."]
+    (out / "silo.json").write_text(json.dumps(results))
     recipe("silo", "--table")
     assert (out / "silo.md").read_text() == f"{text.rstrip()}\n\n## What holds and what does not\n\n- It holds.\n"
     for place in (out.parent / "runs").rglob("metrics.jsonl"):
         place.unlink()
     recipe("silo", "--data", "heart", "--only", "AAggFF", "FedAvg", "--seeds", 2)
-    assert list(found["data"]["heart"]["runs"]) == ["FedAvg", "AAggFF"]
+    assert list(results["data"]["heart"]["runs"]) == ["FedAvg", "AAggFF"]
     assert not list((out.parent / "runs").rglob("metrics.jsonl"))
 
 
 def test_device_takes_fedavgs_rate_and_tries_every_cdf(recipe: Callable[..., Path], trials: ModuleType) -> None:
     out = recipe("device", "--data", "fashion_dirichlet", "--seeds", 2, 4)
-    found = json.loads((out / "device.json").read_text())["data"]["fashion_dirichlet"]
-    best = max(found["rates"], key=lambda one: one["mean"])
-    assert found["lr"] in (0.03, 0.3)
-    assert best["point"] == f"FedAvg, rate {found['lr']:g}"
-    assert len(found["grid"]["AAggFF"]) == len(trials.CDFS) == 6
-    assert "AFL" not in found["runs"]
-    assert found["runs"]["uniform"]["2"]["last_p"] == pytest.approx([1 / 3] * 3, abs=1e-4)
-    assert len(found["runs"]["AAggFF"]["2"]["last_p"]) == 3
-    assert found["chosen"]["AAggFF, samples, visits"] == found["chosen"]["AAggFF"] | {
+    results = json.loads((out / "device.json").read_text())["data"]["fashion_dirichlet"]
+    best = max(results["rates"], key=lambda trial: trial["mean"])
+    assert results["lr"] in (0.03, 0.3)
+    assert best["point"] == f"FedAvg, rate {results['lr']:g}"
+    assert len(results["grid"]["AAggFF"]) == len(trials.CDFS) == 6
+    assert "AFL" not in results["runs"]
+    assert results["runs"]["uniform"]["2"]["last_p"] == pytest.approx([1 / 3] * 3, abs=1e-4)
+    assert len(results["runs"]["AAggFF"]["2"]["last_p"]) == 3
+    assert results["chosen"]["AAggFF, samples, visits"] == results["chosen"]["AAggFF"] | {
         "prior": "samples",
         "step": "visits",
     }
-    assert set(found["runs"]["FedAvg"]["2"]["averaged"]) == set(trials.FIGURES)
+    assert set(results["runs"]["FedAvg"]["2"]["averaged"]) == set(trials.FIGURES)
     assert "| averaged model | average |" in (out / "device.md").read_text()
     assert "did not train" not in (out / "device.md").read_text()
     recipe("device", "--data", "fashion_dirichlet_unseen", "--only", "FedAvg", "AAggFF", "--seeds", 2)
     data = json.loads((out / "device.json").read_text())["data"]
-    apart = data["fashion_dirichlet_unseen"]
-    assert all(apart[key] == found[key] for key in ("lr", "rates", "chosen", "grid")), "they are not searched again"
-    run = apart["runs"]["AAggFF"]["2"]  # six clients trained, two did not
+    unseen = data["fashion_dirichlet_unseen"]
+    assert all(unseen[key] == results[key] for key in ("lr", "rates", "chosen", "grid")), "they are not searched again"
+    run = unseen["runs"]["AAggFF"]["2"]  # six clients trained, two did not
     assert run["mean"] == pytest.approx((3 * run["seen"]["mean"] + run["unseen"]["mean"]) / 4, abs=1e-5)
     assert "| average, trained | average, did not train |" in (out / "device.md").read_text()
 
@@ -197,15 +197,15 @@ def test_plug_keeps_the_settings_that_an_algorithm_has_alone(
     out = recipe("plug_and_play", "--data", "heart", "fashion_dirichlet", "--seeds", 2)
     data = json.loads((out / "plug_and_play.json").read_text())["data"]
     published = {"heart": ["FedProx, as published"], "fashion_dirichlet": []}
-    for name, found in data.items():
-        assert list(found["runs"]) == ["FedAvg", "FedProx", *published[name], "FedAdam", "FedYogi", "FedAdagrad"]
-        assert all(list(pair["alone"]) == list(pair["with"]) == ["2"] for pair in found["runs"].values())
-        assert set(found["chosen"]) == set(found["runs"])
-        tuned = [algorithm for algorithm in found["runs"] if algorithm in found["grid"]]
+    for name, results in data.items():
+        assert list(results["runs"]) == ["FedAvg", "FedProx", *published[name], "FedAdam", "FedYogi", "FedAdagrad"]
+        assert all(list(pair["alone"]) == list(pair["with"]) == ["2"] for pair in results["runs"].values())
+        assert set(results["chosen"]) == set(results["runs"])
+        tuned = [algorithm for algorithm in results["runs"] if algorithm in results["grid"]]
         assert tuned == ["FedProx", "FedAdam", "FedYogi", "FedAdagrad"]
         for algorithm in tuned:
-            best = max(found["grid"][algorithm], key=lambda one: one["mean"])["point"]
-            assert best == f"{algorithm} {trials.text(found['chosen'][algorithm])}, rate {found['lr']:g}"
+            best = max(results["grid"][algorithm], key=lambda trial: trial["mean"])["point"]
+            assert best == f"{algorithm} {trials.text(results['chosen'][algorithm])}, rate {results['lr']:g}"
     heart = data["heart"]["runs"]["FedAdam"]
     assert heart["alone"]["2"]["last_p"] != heart["with"]["2"]["last_p"]
     text = (out / "plug_and_play.md").read_text()
@@ -220,8 +220,10 @@ def test_cdfs_sums_the_objective(recipe: Callable[..., Path], trials: ModuleType
     for row in runs.values():
         assert len(row["2"]["curve"]) == ROUNDS
         assert row["2"]["curve"][-1] == pytest.approx(row["2"]["objective"], rel=1e-3)
-    kept = [json.loads(line) for line in next((out.parent / "runs").glob("heart/FedAvg,*/seed2/metrics.jsonl")).open()]
-    assert sum(r["mixing/objective"] for r in kept) == pytest.approx(runs["FedAvg"]["2"]["objective"], abs=1e-4)
+    records = [
+        json.loads(line) for line in next((out.parent / "runs").glob("heart/FedAvg,*/seed2/metrics.jsonl")).open()
+    ]
+    assert sum(r["mixing/objective"] for r in records) == pytest.approx(runs["FedAvg"]["2"]["objective"], abs=1e-4)
     assert (out / "responses.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -245,9 +247,9 @@ def test_it_starts_as_a_script(tmp_path: Path) -> None:
         "--out",
         str(tmp_path),
     ]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 2
-    assert done.stderr.startswith("heart is skipped: Heart disease is missing")
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert process.returncode == 2
+    assert process.stderr.startswith("heart is skipped: Heart disease is missing")
     assert not list(tmp_path.iterdir())
 
 
@@ -256,9 +258,9 @@ def test_cells(trials: ModuleType) -> None:
     assert leaves.best({"a": [0.5], "b": [0.7], "c": [0.70001], "d": []}, smaller=False) == ["b", "c"]
     assert leaves.best({"a": [0.5], "b": [0.7]}, smaller=True) == ["a"]
     figures = {"worst10": 0.5, "averaged": {"worst10": 0.6}}
-    ours = {"2": figures, "4": figures | {"worst10": 0.7}, "6": {"worst10": 0.5}}
-    found = {"runs": {"FedAvg": {"2": figures | {"worst10": 0.4}, "4": figures}, "AAggFF": ours}}
-    table = leaves.gains(found, "worst10").splitlines()
+    aaggff = {"2": figures, "4": figures | {"worst10": 0.7}, "6": {"worst10": 0.5}}
+    results = {"runs": {"FedAvg": {"2": figures | {"worst10": 0.4}, "4": figures}, "AAggFF": aaggff}}
+    table = leaves.gains(results, "worst10").splitlines()
     assert table[0] == "| worst 10 % | minus FedAvg | minus AAggFF |"
     assert table[-1] == "| AAggFF | +15.00 ± 5.00 (-48.53 to +78.53) |  |"
-    assert leaves.figure(ours, "averaged worst10") == {"2": 0.6, "4": 0.6}
+    assert leaves.figure(aaggff, "averaged worst10") == {"2": 0.6, "4": 0.6}

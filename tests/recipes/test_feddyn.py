@@ -46,15 +46,15 @@ def test_table_a4_runs_and_writes_the_table_again(
     assert {method: len(points) for method, points in grids.items()} == {
         "FedDyn": 18, "SCAFFOLD": 6, "FedAvg": 6, "FedProx": 12
     }  # fmt: skip
-    monkeypatch.setattr(module, "grid", lambda method: [replace(one, work=1) for one in grids[method][:4]])
+    monkeypatch.setattr(module, "grid", lambda method: [replace(point, work=1) for point in grids[method][:4]])
     monkeypatch.setattr(module, "SURVIVORS", 2)
     assert recipe("table_a4", "--seeds", 0, "--settings", "type1", "--limit", 1, "--draws", 1, "--out", tmp_path) == 0
-    found = json.loads((tmp_path / "table_a4.json").read_text())["settings"]["type1"]
-    tried = {name: len(points) for name, points in found["grid"].items()}
+    results = json.loads((tmp_path / "table_a4.json").read_text())["settings"]["type1"]
+    tried = {name: len(points) for name, points in results["grid"].items()}
     assert tried == dict.fromkeys(module.METHODS, 4 + 2)
-    assert [run["cost"] for run in found["draws"]["0"]["runs"].values()] == [1, 2, 1, 1]
-    assert [run["rounds"] for run in found["draws"]["0"]["runs"].values()] == [1, 1, 1, 1]
-    assert 1.4 < found["draws"]["0"]["optimum"] < 1.6
+    assert [run["cost"] for run in results["draws"]["0"]["runs"].values()] == [1, 2, 1, 1]
+    assert [run["rounds"] for run in results["draws"]["0"]["runs"].values()] == [1, 1, 1, 1]
+    assert 1.4 < results["draws"]["0"]["optimum"] < 1.6
 
     text = (tmp_path / "table_a4.md").read_text()
     assert re.search(r"\| type1 \| 1\.5.* \| 1\+ \(17\) \| 2\+ \(88\) \| 1\+ \(20\) \| 1\+ \(18\) \|", text)
@@ -75,8 +75,8 @@ def test_mnist_runs_goes_on_and_writes_the_table_again(
         where = ("--seeds", 0, "--runs", tmp_path / "runs", "--out", out)
         assert recipe("mnist_dirichlet", *where, "--rounds", rounds, "--only", *names) == 0
     runs = json.loads((out / "mnist_dirichlet.json").read_text())["runs"]
-    done = {name: (found["seed0"]["rounds"], found["seed0"]["cost"]) for name, found in runs.items()}
-    assert done == {"SCAFFOLD": (2, 2), "FedDyn": (1, 1), "FedAvg": (1, 1), "FedProx": (1, 1)}
+    rounds_and_costs = {name: (seeds["seed0"]["rounds"], seeds["seed0"]["cost"]) for name, seeds in runs.items()}
+    assert rounds_and_costs == {"SCAFFOLD": (2, 2), "FedDyn": (1, 1), "FedAvg": (1, 1), "FedProx": (1, 1)}
     text = (out / "mnist_dirichlet.md").read_text()
     assert "| 98.2 % | SCAFFOLD | 4+ | 4+ | 208 |" in text
     assert recipe("mnist_dirichlet", "--table", "--runs", tmp_path / "none", "--out", out) == 0
@@ -93,15 +93,15 @@ def test_cifar_runs_and_says_what_the_paper_sent(
     module = importlib.import_module("cifar")
     few = partial(federate, "cifar10", clients=20, held_out=0.0)
     monkeypatch.setattr(module, "deal", lambda data, split, seed: few(module.SPLITS[split], seed=seed))
-    chosen = ("--settings", "cifar10_dir3_all", "cifar10_iid", "--only", "SCAFFOLD", "--rounds", 1, "--seeds", 0)
-    assert recipe("cifar", *chosen, "--runs", tmp_path / "runs", "--out", out) == 0
+    arguments = ("--settings", "cifar10_dir3_all", "cifar10_iid", "--only", "SCAFFOLD", "--rounds", 1, "--seeds", 0)
+    assert recipe("cifar", *arguments, "--runs", tmp_path / "runs", "--out", out) == 0
     text = (out / "cifar10_dir3_all.md").read_text()
     assert text.startswith("# CIFAR-10, 100 clients, 100 % participation, Dirichlet .3")
     assert "| 80.2 % | SCAFFOLD | 2+ | 2+ | 504 |" in text
-    found = json.loads((out / "cifar10_iid.json").read_text())["runs"]["SCAFFOLD"]["seed0"]
-    assert (found["rounds"], found["cost"], found["average"]) == (1, 2, [found["average"][0]])
+    run = json.loads((out / "cifar10_iid.json").read_text())["runs"]["SCAFFOLD"]["seed0"]
+    assert (run["rounds"], run["cost"], run["average"]) == (1, 2, [run["average"][0]])
     if reason_against_bf16("cpu") is None:
-        fast = ("--settings", "cifar10_iid", *chosen[3:], "--precision", "bf16")
+        fast = ("--settings", "cifar10_iid", *arguments[3:], "--precision", "bf16")
         assert recipe("cifar", *fast, "--runs", tmp_path / "runs", "--out", out) == 0
         command = json.loads((out / "cifar10_iid.json").read_text())["command"]
         assert command == "python recipes/feddyn/cifar.py --settings cifar10_iid --precision bf16"
@@ -117,10 +117,10 @@ def test_cifar_runs_and_says_what_the_paper_sent(
 def test_mnist_says_what_is_missing(tmp_path: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if k != "FEDLOOM_DATA"} | {"HOME": "/nonexistent"}
     command = [sys.executable, str(FOLDER / "mnist_dirichlet.py"), "--runs", str(tmp_path), "--out", str(tmp_path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 2
-    assert done.stderr.startswith("MNIST is missing")
-    assert done.stderr.count("\n") == 1
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert process.returncode == 2
+    assert process.stderr.startswith("MNIST is missing")
+    assert process.stderr.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 
@@ -140,8 +140,8 @@ def test_the_picture_joins_looks_that_are_rounds_apart(
     study = importlib.import_module("cifar").study("cifar10_dir6")
     curve = [None, 0.5, None, 0.7]
     run = {"rounds": 4, "cost": 2, "average": curve, "global": [None, 0.4, None, 0.6]}
-    drawn: list[Figure] = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    figures: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
     study.picture({"runs": {"SCAFFOLD": {"seed0": run}}}, tmp_path / "picture.png")
-    lines = [axis.lines[0].get_xydata().tolist() for axis in drawn[0].axes]
+    lines = [axis.lines[0].get_xydata().tolist() for axis in figures[0].axes]
     assert lines == [[[4, 50], [8, 70]], [[4, 40], [8, 60]]]

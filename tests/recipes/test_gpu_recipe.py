@@ -40,7 +40,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     sys.path.insert(0, str(Path(__file__).parents[2] / "recipes"))
     module = importlib.import_module("gpu")
     monkeypatch.setattr(module, "POLL", 0.0)
-    monkeypatch.setattr(module, "start", lambda words, log: done(main(["run", "-q", *words])))
+    monkeypatch.setattr(module, "start", lambda words, log: finished_process(main(["run", "-q", *words])))
     monkeypatch.chdir(tmp_path)
     for name, minutes in (("cheap", 1), ("dear", 9)):
         Path("claims").mkdir(exist_ok=True)
@@ -48,7 +48,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     return module
 
 
-def done(code: int) -> Any:
+def finished_process(code: int) -> Any:
     return SimpleNamespace(poll=lambda: code, send_signal=lambda _: None, wait=lambda _: code)
 
 

@@ -36,37 +36,37 @@ def test_the_plane_holds_its_three_models_and_keeps_their_distances() -> None:
 def test_a_quadratic_on_a_plane_is_the_quadratic_of_its_coordinates() -> None:
     """‖θ(a, b) - c‖² = ‖(a, b) - (a_c, b_c)‖² + the squared distance of c from the plane."""
     plane = recipe.Plane.through(*three())
-    found = recipe.surface(bowl, plane, steps=5, margin=0.3)
+    surface = recipe.surface(bowl, plane, steps=5, margin=0.3)
     low, high = plane.points.min(0).values.numpy(), plane.points.max(0).values.numpy()
-    np.testing.assert_allclose([found.a[0], found.b[0]], low - 0.3 * (high - low), rtol=1e-6)
-    np.testing.assert_allclose([found.a[-1], found.b[-1]], high + 0.3 * (high - low), rtol=1e-6)
+    np.testing.assert_allclose([surface.a[0], surface.b[0]], low - 0.3 * (high - low), rtol=1e-6)
+    np.testing.assert_allclose([surface.a[-1], surface.b[-1]], high + 0.3 * (high - low), rtol=1e-6)
     centre = torch.ones(7, dtype=torch.float64) - plane.origin
     at = plane.axes @ centre
     away = float(centre.square().sum() - at.square().sum())
-    expected = (found.a[None, :] - float(at[0])) ** 2 + (found.b[:, None] - float(at[1])) ** 2 + away
-    np.testing.assert_allclose(found.losses, expected, rtol=1e-9)
+    expected = (surface.a[None, :] - float(at[0])) ** 2 + (surface.b[:, None] - float(at[1])) ** 2 + away
+    np.testing.assert_allclose(surface.losses, expected, rtol=1e-9)
 
 
 @pytest.mark.parametrize("batch", [2, 3, 100])
 def test_several_models_at_once_give_the_same_losses(batch: int) -> None:
     plane = recipe.Plane.through(*three())
-    one, several = (recipe.surface(bowl, plane, steps=4, batch=size).losses for size in (1, batch))
-    np.testing.assert_allclose(one, several, rtol=1e-12)
+    single, several = (recipe.surface(bowl, plane, steps=4, batch=size).losses for size in (1, batch))
+    np.testing.assert_allclose(single, several, rtol=1e-12)
 
 
 def test_a_loss_may_be_any_function_when_models_come_one_by_one() -> None:
     """Even one that leaves PyTorch, which no batched pass could run."""
-    found = recipe.losses_of(lambda theta: torch.tensor(float(np.abs(theta.numpy()).max())), three())
-    np.testing.assert_allclose(found, three().abs().max(1).values.numpy())
+    losses = recipe.losses_of(lambda theta: torch.tensor(float(np.abs(theta.numpy()).max())), three())
+    np.testing.assert_allclose(losses, three().abs().max(1).values.numpy())
 
 
 def test_segments_end_at_their_models_and_the_barrier_is_the_rise_above_the_line() -> None:
     first, second, _ = three()
     at = np.linspace(0, 1, 11)
-    found = recipe.segment(bowl, first, second, at.tolist(), batch=4)
-    np.testing.assert_allclose(found[[0, -1]], [float(bowl(first)), float(bowl(second))], rtol=1e-6)
-    assert recipe.barrier(found) == 0.0  # convex
-    assert abs(recipe.barrier(-found) - 0.25 * float((first - second).square().sum())) < 1e-5  # at the middle
+    losses = recipe.segment(bowl, first, second, at.tolist(), batch=4)
+    np.testing.assert_allclose(losses[[0, -1]], [float(bowl(first)), float(bowl(second))], rtol=1e-6)
+    assert recipe.barrier(losses) == 0.0  # convex
+    assert abs(recipe.barrier(-losses) - 0.25 * float((first - second).square().sum())) < 1e-5  # at the middle
 
 
 def test_the_cross_entropy_of_a_classifier_is_a_function_of_its_vector() -> None:
@@ -78,15 +78,15 @@ def test_the_cross_entropy_of_a_classifier_is_a_function_of_its_vector() -> None
     loss = recipe.cross_entropy(net, layout, x, y)
     net.eval()
     torch.testing.assert_close(loss(theta), F.cross_entropy(net(x), y))
-    found = recipe.losses_of(loss, torch.stack([theta, theta + 0.1, theta]), batch=2)
-    assert found[0] == pytest.approx(found[2])
-    assert found[0] != pytest.approx(found[1])
+    losses = recipe.losses_of(loss, torch.stack([theta, theta + 0.1, theta]), batch=2)
+    assert losses[0] == pytest.approx(losses[2])
+    assert losses[0] != pytest.approx(losses[1])
 
 
 def test_the_width_of_a_valley_is_the_share_of_the_grid_below_a_level() -> None:
     plane = recipe.Plane.through(torch.zeros(2), torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]))
-    found = recipe.surface(lambda theta: theta.sum(), plane, steps=2, margin=0.0)
-    assert [found.share_below(level) for level in (-0.1, 0.0, 1.0, 2.0)] == [0.0, 0.25, 0.75, 1.0]
+    surface = recipe.surface(lambda theta: theta.sum(), plane, steps=2, margin=0.0)
+    assert [surface.share_below(level) for level in (-0.1, 0.0, 1.0, 2.0)] == [0.0, 0.25, 0.75, 1.0]
 
 
 @pytest.mark.parametrize("highest", [None, 1.0, -5.0])

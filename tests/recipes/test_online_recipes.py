@@ -54,12 +54,12 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pat
 def test_stages_go_on_and_tables_stand_beside_the_published(recipe: Callable[..., Path]) -> None:
     learners = ("MOML", "FTML", "FS", "B-MOML 5 random")
     out = recipe("--settings", "s_mnist", "--only", *learners, "--tasks", 2, 4)
-    found = json.loads((out / "tables.json").read_text())["settings"]["s_mnist"]
-    assert list(found) == list(learners)
-    assert all(run["tasks"] == len(run["ctm"]) == 4 for run in found.values())
-    assert [n for n, _ in found["MOML"]["ltm"]] == [2, 4]
-    assert found["MOML"]["bytes"] == [0] * 4
-    assert found["FTML"]["bytes"][3] == 4 * found["FTML"]["bytes"][0] > 0
+    runs = json.loads((out / "tables.json").read_text())["settings"]["s_mnist"]
+    assert list(runs) == list(learners)
+    assert all(run["tasks"] == len(run["ctm"]) == 4 for run in runs.values())
+    assert [n for n, _ in runs["MOML"]["ltm"]] == [2, 4]
+    assert runs["MOML"]["bytes"] == [0] * 4
+    assert runs["FTML"]["bytes"][3] == 4 * runs["FTML"]["bytes"][0] > 0
     text = (out / "tables.md").read_text()
     assert "### 4 tasks" in text
     assert re.search(r"\| MOML \| \d+\.\d\d \(85\.82\) .* \(87\.49\)", text)
@@ -87,17 +87,17 @@ def test_several_seeds_of_a_stream(
     recipe: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stream: str, alphas: set[str]
 ) -> None:
     study = importlib.import_module("streams")
-    whole = study.STUDIES[stream]
-    kind = whole.setting.kind if stream == "s_mnist" else KWay(tasks=20, train=20, test=10)
+    full_study = study.STUDIES[stream]
+    kind = full_study.setting.kind if stream == "s_mnist" else KWay(tasks=20, train=20, test=10)
     few = {"source": "mnist", "model": "mlp", "model_settings": {"hidden": (8,)}, "ltm_every": 2}
-    small = replace(whole, setting=replace(whole.setting, kind=kind, **few), tested=20)
+    small = replace(full_study, setting=replace(full_study.setting, kind=kind, **few), tested=20)
     monkeypatch.setitem(study.STUDIES, stream, small)
     places = ["--stream", stream, "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
     some = ("MOML", "FTML", "MOML ∇=0")
-    few = ["--tuning", "4", "--steps", "2", "--learners", *some, "--seeds", "0", "1"]
-    assert study.main([*few, "--tasks", "2", "4", *places]) == 0
-    found = json.loads((tmp_path / "out" / f"{stream}.json").read_text())
-    tuning, runs = found["tuning"]["K 2"], found["runs"]["K 2"]
+    arguments = ["--tuning", "4", "--steps", "2", "--learners", *some, "--seeds", "0", "1"]
+    assert study.main([*arguments, "--tasks", "2", "4", *places]) == 0
+    results = json.loads((tmp_path / "out" / f"{stream}.json").read_text())
+    tuning, runs = results["tuning"]["K 2"], results["runs"]["K 2"]
     assert {name: set(tried) for name, tried in tuning.items()} == dict.fromkeys(some[::2], alphas)
     assert [list(runs[name]) for name in some] == [["0", "1"]] * 3
     assert all(run["tasks"] == len(run["ctm"]) == 4 for seeds in runs.values() for run in seeds.values())
@@ -105,9 +105,9 @@ def test_several_seeds_of_a_stream(
         best = max(tried.items(), key=lambda item: item[1][1])[0]
         assert f"alpha {best}" in runs[name]["0"]["chosen"].split(", ")
     text = (tmp_path / "out" / f"{stream}.md").read_text()
-    ours = np.mean([100 * np.mean(runs["MOML"][s]["ctm"]) - 100 * np.mean(runs["FTML"][s]["ctm"]) for s in "01"])
-    assert f"| MOML − FTML | {ours:+.2f} ± " in text
-    assert "/runs" not in "".join(found["commands"])
+    gain = np.mean([100 * np.mean(runs["MOML"][s]["ctm"]) - 100 * np.mean(runs["FTML"][s]["ctm"]) for s in "01"])
+    assert f"| MOML − FTML | {gain:+.2f} ± " in text
+    assert "/runs" not in "".join(results["commands"])
     assert (tmp_path / "out" / f"{stream}_K2.png").read_bytes().startswith(b"\x89PNG")
     assert study.main(["--table", *places]) == 0
     assert (tmp_path / "out" / f"{stream}.md").read_text() == text
@@ -126,16 +126,16 @@ def test_a_learner_that_diverges_is_listed_and_the_others_go_on(
         return {"tasks": 4, "ctm": [0.5] * 4, "ltm": [[4, 0.5]], "bytes": [0] * 4, "chosen": "-", "seconds": 1.0}
 
     monkeypatch.setattr(study.common, "run", run)
-    drawn: list[set[str]] = []
-    monkeypatch.setattr(study.plots, "picture", lambda _, found, __: drawn.append(set(found)))
-    asked = ["--steps", "10", "--tasks", "4", "--seeds", "0", "1", "--learners", "MOGD", "FTML", "--out", str(tmp_path)]
-    assert study.main(asked) == 0
+    pictures: list[set[str]] = []
+    monkeypatch.setattr(study.plots, "picture", lambda _, runs, __: pictures.append(set(runs)))
+    words = ["--steps", "10", "--tasks", "4", "--seeds", "0", "1", "--learners", "MOGD", "FTML", "--out", str(tmp_path)]
+    assert study.main(words) == 0
     assert tried == [("MOGD", 0), ("FTML", 0), ("MOGD", 1), ("FTML", 1)]
     text = (tmp_path / "s_mnist.md").read_text()
     assert "- MOGD, K 10, seed 0: at task 2 all experts' predictions" in text
-    assert study.main(asked) == 0
+    assert study.main(words) == 0
     assert len(tried) == 4  # it would diverge again
-    assert drawn[-1] == {"MOGD", "FTML"}  # those of seed 1
+    assert pictures[-1] == {"MOGD", "FTML"}  # those of seed 1
 
 
 def test_a_learner_without_steps_runs_once_whatever_steps_are_asked_for(
@@ -145,10 +145,10 @@ def test_a_learner_without_steps_runs_once_whatever_steps_are_asked_for(
     run = {"tasks": 4, "ctm": [0.5] * 4, "ltm": [[4, 0.5]], "bytes": [0] * 4, "chosen": "-", "seconds": 1.0}
     monkeypatch.setattr(study.common, "run", lambda *_: run)
     monkeypatch.setattr(study.plots, "picture", lambda *_: None)
-    asked = ["--steps", "7", "11", "--tasks", "4", "--seeds", "0", "--learners", "FS", "FTML", "--out", str(tmp_path)]
-    assert study.main(asked) == 0
+    words = ["--steps", "7", "11", "--tasks", "4", "--seeds", "0", "--learners", "FS", "FTML", "--out", str(tmp_path)]
+    assert study.main(words) == 0
     runs = json.loads((tmp_path / "s_mnist.json").read_text())["runs"]
-    assert {steps: set(found) for steps, found in runs.items()} == {"K 7": {"FS", "FTML"}, "K 11": {"FTML"}}
+    assert {steps: set(learners) for steps, learners in runs.items()} == {"K 7": {"FS", "FTML"}, "K 11": {"FTML"}}
 
 
 def test_hedge_takes_the_published_grid_and_one_configuration_a_part_of_it(
@@ -160,18 +160,19 @@ def test_hedge_takes_the_published_grid_and_one_configuration_a_part_of_it(
     monkeypatch.setattr(study.common, "run", lambda setting, *_: settings.append(setting) or run)
     monkeypatch.setattr(study, "tune", lambda *_: {"1": [0.5, 0.5], "5": [0.6, 0.6], "10": [0.5, 0.5]})
     monkeypatch.setattr(study.plots, "picture", lambda *_: None)
-    asked = ["--tasks", "4", "--seeds", "0", "--learners", "FS", "MOML", "--out", str(tmp_path)]
-    assert study.main([*asked, "--steps", "10", "20", "--hedge"]) == study.main([*asked, "--steps", "10"]) == 0
-    found = json.loads((tmp_path / "s_mnist.json").read_text())
-    assert [(kind, set(runs)) for kind, runs in found["runs"].items()] == [
+    words = ["--tasks", "4", "--seeds", "0", "--learners", "FS", "MOML", "--out", str(tmp_path)]
+    assert study.main([*words, "--steps", "10", "20", "--hedge"]) == study.main([*words, "--steps", "10"]) == 0
+    results = json.loads((tmp_path / "s_mnist.json").read_text())
+    assert [(kind, set(runs)) for kind, runs in results["runs"].items()] == [
         ("Hedge", {"FS", "MOML"}), ("K 10", {"FS", "MOML"})
     ]  # fmt: skip
-    assert list(found["tuning"]) == ["K 10"]
-    assert found["commands"][0].endswith(" --hedge")
-    whole, one = settings[1], settings[3]
-    assert (whole.steps, whole.alphas) == ((10, 20), (1, 5, 10))
-    assert whole.inner == {"adaptation.lr": (0.1, 0.01), "adaptation.steps": (1, 5)}
-    assert (one.steps, one.alphas, one.inner) == ((10,), (5,), {"adaptation.lr": (0.1,), "adaptation.steps": (5,)})
+    assert list(results["tuning"]) == ["K 10"]
+    assert results["commands"][0].endswith(" --hedge")
+    hedge, single = settings[1], settings[3]
+    assert (hedge.steps, hedge.alphas) == ((10, 20), (1, 5, 10))
+    assert hedge.inner == {"adaptation.lr": (0.1, 0.01), "adaptation.steps": (1, 5)}
+    assert (single.steps, single.alphas) == ((10,), (5,))
+    assert single.inner == {"adaptation.lr": (0.1,), "adaptation.steps": (5,)}
 
 
 @pytest.mark.parametrize(("name", "classes", "sizes"), [("omniglot", 1623, (16, 4)), ("cifar100", 100, (500, 100))])
@@ -179,7 +180,7 @@ def test_streams_fit_the_data_that_they_are_for(
     name: str, classes: int, sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
-    kinds = [one.kind for one in importlib.import_module("common").SETTINGS.values() if one.source == name]
+    kinds = [setting.kind for setting in importlib.import_module("common").SETTINGS.values() if setting.source == name]
     assert kinds
     y = [torch.arange(classes).repeat_interleave(size) for size in sizes]
     train, test = (Arrays(torch.zeros(len(labels), 1, 1, 1), labels, classes) for labels in y)

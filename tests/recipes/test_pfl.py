@@ -113,10 +113,10 @@ def test_every_method_is_its_adaptation_and_its_drift(recipe: Any) -> None:
     for name in recipe.common.METHODS:
         method = recipe.method(name, alpha=0.03, inner=(0.01, 5))
         parts = {"MAML": "Maml", "Proto": "Prototypes"}
-        wanted = next((part for word, part in parts.items() if word in name), "Adaptation")
-        assert type(method.adaptation).__name__ == ("Maml" if name == "Per-FedAvg" else wanted)
+        adaptation = next((part for word, part in parts.items() if word in name), "Adaptation")
+        assert type(method.adaptation).__name__ == ("Maml" if name == "Per-FedAvg" else adaptation)
         assert method.adaptation.trains == (name not in recipe.UNADAPTED)
-        if wanted == "Maml":
+        if adaptation == "Maml":
             assert (method.adaptation.lr, method.adaptation.steps) == (0.01, 5)
         drift = "FedDynDrift" if "Dyn" in name else "Scaffold" if "Scaf" in name or name == "SCAFFOLD" else "Drift"
         assert type(method.drift).__name__ == drift
@@ -150,17 +150,17 @@ def test_letters_choose_alpha_on_a_seed_of_its_own(
     where = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
     with pytest.warns(UserWarning, match="leaves out"):
         assert letters.main(["--splits", "alid", "--seeds", "0", "1", "--only", *letters.METHODS[:2], *where]) == 0
-    found = json.loads((tmp_path / "out" / "letters.json").read_text())["splits"]["alid"]
-    assert {name: list(tried) for name, tried in found["trials"].items()} == {"PFLDyn (Proto)": ["0.1", "0.01"]}
-    assert {name: list(runs) for name, runs in found["runs"].items()} == {n: ["0", "1"] for n in letters.METHODS[:2]}
+    results = json.loads((tmp_path / "out" / "letters.json").read_text())["splits"]["alid"]
+    assert {name: list(tried) for name, tried in results["trials"].items()} == {"PFLDyn (Proto)": ["0.1", "0.01"]}
+    assert {name: list(runs) for name, runs in results["runs"].items()} == {n: ["0", "1"] for n in letters.METHODS[:2]}
     text = (tmp_path / "out" / "letters.md").read_text()
-    first, second = (found["runs"]["PFLDyn (Proto)"][seed]["average mean"][-1] for seed in "01")
+    first, second = (results["runs"]["PFLDyn (Proto)"][seed]["average mean"][-1] for seed in "01")
     assert f"| PFLDyn (Proto) | 0, 1 | {50 * (first + second):.2f} ± " in text
     assert letters.main(["--table", *where]) == 0
     assert (tmp_path / "out" / "letters.md").read_text() == text
     base = {"0": {"round": [2, 4], "average mean": [0.5, 0.7], "cost": 1}}
-    ours = {"0": {"round": [2, 4], "average mean": [0.6, 0.7], "cost": 2}}
-    assert letters.transmissions(ours, base) == "8 (1 of 1)"
+    costlier = {"0": {"round": [2, 4], "average mean": [0.6, 0.7], "cost": 2}}
+    assert letters.transmissions(costlier, base) == "8 (1 of 1)"
 
 
 def test_costs_are_measured_against_fedavg(tmp_path: Path, recipe: Any, capsys: pytest.CaptureFixture[str]) -> None:

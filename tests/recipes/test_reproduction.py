@@ -28,10 +28,10 @@ def protocol(reproduction: ModuleType) -> ModuleType:
     return sys.modules["protocol"]
 
 
-def by_hand(ours: list[float], other: list[float]) -> str:
+def by_hand(values: list[float], rival: list[float]) -> str:
     """The rule for runs in the published setting, from SciPy's paired test."""
-    interval = stats.ttest_rel(ours, other).confidence_interval(0.95)
-    if len(ours) < 3 or interval.low <= 0 <= interval.high:
+    interval = stats.ttest_rel(values, rival).confidence_interval(0.95)
+    if len(values) < 3 or interval.low <= 0 <= interval.high:
         return "needs more seeds"
     return "reproduced" if interval.low > 0 else "not reproduced"
 
@@ -45,24 +45,25 @@ def claim(protocol: ModuleType, other: Any = "runs > B > * > score", **about: An
 
 
 def test_verdicts_follow_the_paired_test(protocol: ModuleType) -> None:
-    rng, seen = np.random.default_rng(0), set()
+    rng, verdicts = np.random.default_rng(0), set()
     for seeds in (2, 3, 5):
         for shift in (-3, -1, 0, 1, 3):
             a, b = rng.normal(shift, 1, seeds).tolist(), rng.normal(0, 1, seeds).tolist()
-            found = protocol.evidence(claim(protocol), stored(A=a, B=b))
-            assert found.verdict == by_hand(a, b)
+            evidence = protocol.evidence(claim(protocol), stored(A=a, B=b))
+            assert evidence.verdict == by_hand(a, b)
             lower = protocol.evidence(claim(protocol, lower=True), stored(A=a, B=b))
             assert lower.verdict == by_hand(b, a)
             assert lower.gain["mean"] == pytest.approx(np.mean(b) - np.mean(a))
-            seen.add(str(found.verdict))
-    assert len(seen) == 3
+            verdicts.add(str(evidence.verdict))
+    assert len(verdicts) == 3
 
 
 def test_three_seeds_by_hand(protocol: ModuleType) -> None:
     """Gains 1, 2, 3: mean 2, s.e. 1 / √3, t(.975, 2) = 4.3027, so that the interval is 2 ± 2.484 and contains 0."""
-    found = protocol.evidence(claim(protocol), stored(A=[1, 2, 3], B=[0, 0, 0]))
-    assert (found.gain["low"], found.gain["high"]) == pytest.approx((-0.4841, 4.4841), abs=1e-4)
-    assert (found.verdict, found.reason) == ("needs more seeds", "the interval contains 0; about 5 seeds would decide")
+    evidence = protocol.evidence(claim(protocol), stored(A=[1, 2, 3], B=[0, 0, 0]))
+    assert (evidence.gain["low"], evidence.gain["high"]) == pytest.approx((-0.4841, 4.4841), abs=1e-4)
+    assert evidence.verdict == "needs more seeds"
+    assert evidence.reason == "the interval contains 0; about 5 seeds would decide"
     nearer = protocol.evidence(claim(protocol), stored(A=[2, 2, 3], B=[0, 0, 0]))  # 2.333 ± 4.3027 / 3
     assert (nearer.gain["low"], nearer.gain["high"]) == pytest.approx((0.8991, 3.7676), abs=1e-4)
     assert nearer.verdict == "reproduced"
@@ -129,22 +130,22 @@ def test_other_settings_lost_updates_and_scripts(protocol: ModuleType) -> None:
     for run in results["runs"]["B"].values():
         del run["left_out"]
         run["failures"] = 2  # a number, of an unknown share
-    found = protocol.evidence(claim(protocol), results)
-    assert (found.verdict, found.reason) == (
+    evidence = protocol.evidence(claim(protocol), results)
+    assert (evidence.verdict, evidence.reason) == (
         "not run as published", "2 updates (share unknown) were excluded"
     )  # fmt: skip
 
 
 def test_seeds_without_a_difference_are_not_passed_over(protocol: ModuleType) -> None:
-    found = protocol.evidence(claim(protocol), stored(A=[2, 2, 3, 2], B=[0, 0, 0, float("nan")]))
-    assert (found.verdict, found.reason) == (
+    evidence = protocol.evidence(claim(protocol), stored(A=[2, 2, 3, 2], B=[0, 0, 0, float("nan")]))
+    assert (evidence.verdict, evidence.reason) == (
         "not run as published",
         "1 of 4 seeds cannot be compared (no number, or neither run reached the target)",
     )
     late = protocol.AtLeast(100)
     unreached = claim(protocol, lower=True, measure=lambda score, _: late if score is None else score)
-    found = protocol.evidence(unreached, stored(A=[10, 11, 12, None], B=[90, 91, 92, None]))
-    assert (found.verdict, found.reason) == (
+    evidence = protocol.evidence(unreached, stored(A=[10, 11, 12, None], B=[90, 91, 92, None]))
+    assert (evidence.verdict, evidence.reason) == (
         "not run as published",
         "1 of 4 seeds cannot be compared (no number, or neither run reached the target)",
     )
@@ -159,18 +160,18 @@ def test_a_lead_over_several_must_hold_over_each(protocol: ModuleType) -> None:
         ("CB", "B", "needs more seeds", "not run as published"),
         ("BCD", "D", "not reproduced", "the opposite holds here"),
     ):
-        others = tuple(f"runs > {rival} > * > score" for rival in rivals)
-        found = protocol.evidence(claim(protocol, others), results)
-        assert (found.against, found.verdict) == (against, verdict)
-        found = protocol.evidence(claim(protocol, others, differs="small"), results)
-        assert (found.against, found.kind) == (against, here)
+        rival_paths = tuple(f"runs > {rival} > * > score" for rival in rivals)
+        evidence = protocol.evidence(claim(protocol, rival_paths), results)
+        assert (evidence.against, evidence.verdict) == (against, verdict)
+        evidence = protocol.evidence(claim(protocol, rival_paths, differs="small"), results)
+        assert (evidence.against, evidence.kind) == (against, here)
 
 
 def test_one_that_diverged_is_no_rival(protocol: ModuleType) -> None:
     results = stored(A=[5, 5.1, 5.2], B=[1, 1, 1], C=[9, 9, 9.3])
     several = claim(protocol, ("runs > B > * > score", "runs > C > * > score"))
-    found = protocol.evidence(several, results)
-    assert (found.against, found.verdict) == ("C", "not reproduced")
+    evidence = protocol.evidence(several, results)
+    assert (evidence.against, evidence.verdict) == ("C", "not reproduced")
     results = stored(A=[5, 5.1, 5.2], B=[float("nan"), 1, 1], C=[1, 1, 1.1])  # one that diverged is never best
     for rivals in ("BC", "CB"):
         several = claim(protocol, tuple(f"runs > {rival} > * > score" for rival in rivals))
@@ -204,7 +205,7 @@ def test_transmissions_are_those_of_the_results_page(reproduction: ModuleType) -
     results = protocol.read_results("feddyn/mnist_dirichlet")
     runs = {name: protocol.find(results, f"runs > {name} > *") for name in ("FedDyn", "SCAFFOLD")}
     sent = {
-        name: [claims.transmissions_to(0.982)(run, results) for run in found.values()] for name, found in runs.items()
+        name: [claims.transmissions_to(0.982)(run, results) for run in seeds.values()] for name, seeds in runs.items()
     }
     assert sent == {"FedDyn": [143, 133, 123, 113, 111], "SCAFFOLD": [260, 300, 212, 286, 232]}
     assert [isinstance(value, protocol.AtLeast) for value in sent["SCAFFOLD"]] == [False, True, False, False, False]
@@ -237,16 +238,16 @@ def test_examples_run(reproduction: ModuleType) -> None:
 def test_the_page_counts_every_claim_once_and_links_to_its_section(
     reproduction: ModuleType, protocol: ModuleType
 ) -> None:
-    def given(verdict: Any, reason: str) -> Any:
+    def pair(verdict: Any, reason: str) -> Any:
         return None, protocol.Evidence("", "", "", {}, "", "", verdict, reason, 1)
 
     kinds, otherwise = protocol.Verdict, protocol.Verdict.OTHERWISE
-    found = [given(kind, "interval above 0") for kind in (kinds.REPRODUCED, kinds.SCRIPTS, kinds.ON_TEST)]
-    found += [given(kinds.ORDER, "interval above 0, but below half the published gain")]
-    found += [given(kinds.NOT_REPRODUCED, "interval below 0"), given(otherwise, "γ is not published; holds here")]
-    found += [given(otherwise, "letters; the opposite holds here")] * 2
-    found += [given(otherwise, "letters; the interval contains 0"), given(kinds.SEEDS, "the interval contains 0")]
-    assert reproduction.counts(found) == [10, 2, 1, 1, 1, 1, 2, 1, 1]
+    pairs = [pair(kind, "interval above 0") for kind in (kinds.REPRODUCED, kinds.SCRIPTS, kinds.ON_TEST)]
+    pairs += [pair(kinds.ORDER, "interval above 0, but below half the published gain")]
+    pairs += [pair(kinds.NOT_REPRODUCED, "interval below 0"), pair(otherwise, "γ is not published; holds here")]
+    pairs += [pair(otherwise, "letters; the opposite holds here")] * 2
+    pairs += [pair(otherwise, "letters; the interval contains 0"), pair(kinds.SEEDS, "the interval contains 0")]
+    assert reproduction.counts(pairs) == [10, 2, 1, 1, 1, 1, 2, 1, 1]
     page = reproduction.PAGE.read_text()
     headings = [line.removeprefix("## ") for line in page.splitlines() if line.startswith("## ")]
     assert all(f"| {reproduction.anchor(title)} |" in page for title in headings[:-3])
@@ -279,14 +280,14 @@ def test_the_picture_shows_gains_where_they_are(protocol: ModuleType) -> None:
     bound = claim(protocol, published="20 : 60+", lower=True)
     scores = (stored(A=[0.96] * 3, B=[0.94] * 3), *2 * (stored(A=[40] * 3, B=[80] * 3),))
     pairs = [
-        (one, protocol.evidence(one, results)) for one, results in zip((points, fewer, bound), scores, strict=True)
+        (row, protocol.evidence(row, results)) for row, results in zip((points, fewer, bound), scores, strict=True)
     ]
-    found = replication.gains(pairs)
-    ((_, verdict, *shown),) = found[replication.POINTS]
-    assert (verdict, shown) == ("reproduced", pytest.approx([2, 2, 2, 2]))
-    ((_, verdict, *shown),) = found[replication.SAVINGS]
-    assert (verdict, shown) == ("reproduced", pytest.approx([3, 2, 2, 2]))
-    for panel in found:
+    panels = replication.gains(pairs)
+    ((_, verdict, *numbers),) = panels[replication.POINTS]
+    assert (verdict, numbers) == ("reproduced", pytest.approx([2, 2, 2, 2]))
+    ((_, verdict, *numbers),) = panels[replication.SAVINGS]
+    assert (verdict, numbers) == ("reproduced", pytest.approx([3, 2, 2, 2]))
+    for panel in panels:
         places = [panel.place(mark) for mark in (*panel.ends, *panel.marks)]
         assert sorted(places)[0] == 0
         assert sorted(places)[-1] == replication.SIDE

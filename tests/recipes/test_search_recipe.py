@@ -34,5 +34,5 @@ def test_searches_are_compared(recipe: ModuleType, tmp_path: Path, monkeypatch: 
     page = (tmp_path / "compositions.md").read_text()
     d = [100 * (runs["compositions"][s]["score"] - runs["named"][s]["score"]) for s in ("0", "50")]
     assert f"compositions - named: {sum(d) / 2:+.1f}" in page
-    named = {"fedavg", "fedrep"}
-    assert all(run["label"] in named for run in runs["named"].values())
+    methods = {"fedavg", "fedrep"}
+    assert all(run["label"] in methods for run in runs["named"].values())

@@ -48,15 +48,15 @@ def test_table_7_1_runs_goes_on_and_writes_the_table_again(
     some = ("--only", "FedAvg cross entropy", "FedDyn both")
     with undrawn(module):
         assert recipe(*where, "--seeds", 0, 1, "--rounds", 2, *some) == 0
-    taught = tmp_path / "runs" / "table_7_1" / "seed0" / "teacher" / "metrics.jsonl"
-    teacher = taught.read_text()
+    teacher_metrics = tmp_path / "runs" / "table_7_1" / "seed0" / "teacher" / "metrics.jsonl"
+    teacher = teacher_metrics.read_text()
     assert recipe(*where, "--seeds", 0, "--rounds", 4, "--only", "FedDyn both", "FedAvg robustness") == 0
-    assert taught.read_text() == teacher, "it was trained once"
+    assert teacher_metrics.read_text() == teacher, "it was trained once"
     runs = json.loads((out / "table_7_1.json").read_text())["runs"]
-    done = {
-        (name, seed): (cell["done"], cell["rounds"]) for name, found in runs.items() for seed, cell in found.items()
+    progress = {
+        (name, seed): (cell["done"], cell["rounds"]) for name, seeds in runs.items() for seed, cell in seeds.items()
     }
-    assert done == {
+    assert progress == {
         ("teacher", "0"): (1, [1]),
         ("teacher", "1"): (1, [1]),
         ("FedAvg cross entropy", "0"): (2, [2]),

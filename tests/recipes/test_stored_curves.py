@@ -37,13 +37,13 @@ def test_the_first_rounds_of_a_stored_run_are_those_of_today(file: ClaimFile) ->
     Claims that rest on two metrics are those of runs which are evaluated every 50 rounds; they are left to a replay.
     """
     (metric,) = file.metrics
-    method = min(runs := file.results()["runs"], key=lambda one: file.minutes[one])
+    method = min(runs := file.results()["runs"], key=lambda name: file.minutes[name])
     seed = min(runs[method], key=int)
     curve = runs[method][seed]["curves"][metric]
     rounds = next(number for number, value in enumerate(curve, start=1) if value > LEARNT)
     words = [*file.words(method), f"seed={seed}", f"rounds={rounds}", "engine=serial"]
-    found = [record[metric] for record in run(build(resolve(words))).history]
-    assert found == pytest.approx(curve[:rounds], abs=0.005)  # processors round apart
+    values = [record[metric] for record in run(build(resolve(words))).history]
+    assert values == pytest.approx(curve[:rounds], abs=0.005)  # processors round apart
 
 
 def again(file: str, module: str) -> Callable[[Callable[[Any, Any, Path], Any]], None]:
@@ -59,50 +59,50 @@ class Among:
     """Stored runs by name, one of which is made again: its settings are still those that the recipe chooses."""
 
     def __init__(self, results: Any, name: str) -> None:
-        self.results, self.runs, self.name, self.found = results, results["runs"], name, {}
+        self.results, self.runs, self.name, self.reruns = results, results["runs"], name, {}
 
     def __call__(self, name: str, make: Callable[[], Any]) -> Any:
         if name == self.name:
-            self.found[name] = make()
+            self.reruns[name] = make()
         return self.runs[name]
 
     def save(self) -> None:
         """Results stay as they are."""
 
 
-def named(data: Any, name: str, collect: Callable[[Any], object]) -> Any:
+def rerun(data: Any, name: str, collect: Callable[[Any], object]) -> Any:
     """A run of this name, made again when the recipe asks for it."""
     collect(among := Among(data, name))
-    return {"runs": {name: among.found[name]}}
+    return {"runs": {name: among.reruns[name]}}
 
 
 @again("topology/personal_mnist", "personal")
 def _(recipe: Any, data: Any, out: Path) -> Any:
     name = "classes | FedPer | lr 0.05 | seed 1"
-    return named(data, name, lambda stored: recipe.collect(stored, "mnist", ["classes"], ["FedPer"], [1]))
+    return rerun(data, name, lambda stored: recipe.collect(stored, "mnist", ["classes"], ["FedPer"], [1]))
 
 
 @again("topology/graphs", "graphs")
 def _(recipe: Any, data: Any, out: Path) -> Any:
-    return named(data, "DFedAvgM | dirichlet | complete | lr 0.05 | seed 1", lambda s: recipe.collect(s, [1]))
+    return rerun(data, "DFedAvgM | dirichlet | complete | lr 0.05 | seed 1", lambda s: recipe.collect(s, [1]))
 
 
 @again("trust/compressed_digits", "compressed")
 def _(recipe: Any, data: Any, out: Path) -> Any:
     both = (recipe.TopK(0.03), recipe.QSGD(4))
-    return named(data, recipe.name("iid", both, 1), lambda s: recipe.collect(s, "digits", [1], data["target"]))
+    return rerun(data, recipe.name("iid", both, 1), lambda s: recipe.collect(s, "digits", [1], data["target"]))
 
 
 @again("trust/hostile_digits", "hostile")
 def _(recipe: Any, data: Any, out: Path) -> Any:
     name = recipe.name("iid", recipe.Krum(0.2, selected=None), recipe.ALIE(z=1.5), 1)
-    return named(data, name, lambda stored: recipe.collect(recipe.Study(), stored, [1]))
+    return rerun(data, name, lambda stored: recipe.collect(recipe.Study(), stored, [1]))
 
 
 @again("trust/private_digits", "private")
 def _(recipe: Any, data: Any, out: Path) -> Any:
     name = recipe.name("FedDyn", recipe.inf, *data["chosen"]["FedDyn"]["inf"], 1)
-    return named(data, name, lambda stored: recipe.collect(stored, "digits", [1], recipe.ROUNDS))
+    return rerun(data, name, lambda stored: recipe.collect(stored, "digits", [1], recipe.ROUNDS))
 
 
 @again("trust/membership", "membership")
@@ -113,14 +113,14 @@ def _(recipe: Any, data: Any, out: Path) -> Any:
 @again("trust/inversion", "inversion")
 def _(recipe: Any, data: Any, out: Path) -> Any:
     recipe.DIGITS = 1
-    found = recipe.trial(recipe.TRAINING["C = 1, z = 0.01"])
-    return {"runs": {"C = 1, z = 0.01": {key: found[key] for key in ("mse", "images")}}}
+    trial = recipe.trial(recipe.TRAINING["C = 1, z = 0.01"])
+    return {"runs": {"C = 1, z = 0.01": {key: trial[key] for key in ("mse", "images")}}}
 
 
 @again("devices/hours", "hours")
 def _(recipe: Any, data: Any, out: Path) -> Any:
     name = "mnist | rare | FedBuff | lr 0.2, server_lr 1 | seed 1"
-    return named(data, name, lambda stored: recipe.collect(stored, "mnist", [1]))
+    return rerun(data, name, lambda stored: recipe.collect(stored, "mnist", [1]))
 
 
 @again("fair/silo", "silo")
@@ -161,8 +161,8 @@ def _(recipe: Any, data: Any, out: Path) -> Any:
 def _(recipe: Any, data: Any, out: Path) -> Any:
     """The first of ten looks."""
     clients = recipe.data(recipe.common.mnist(), 500, 0)
-    whole = recipe.experiment("FedAvg", clients, 500, 0, recipe.common.SCRIPTS)
-    recipe.common.run_or_resume(replace(whole, rounds=50), out / "run")
+    experiment = recipe.experiment("FedAvg", clients, 500, 0, recipe.common.SCRIPTS)
+    recipe.common.run_or_resume(replace(experiment, rounds=50), out / "run")
     return {"runs": {"500": {"FedAvg": {"0": {"validation": recipe.common.cell(out / "run")["validation"]}}}}}
 
 
@@ -184,20 +184,20 @@ def _(recipe: Any, data: Any, out: Path) -> Any:
 
 @again("distill/federated", "federated")
 def _(recipe: Any, data: Any, out: Path) -> Any:
-    made = recipe.experiment(recipe.CASES["FedAvg"], recipe.data(0)[0], out / "none", 0, 10)
-    recipe.run(made, out / "run")
-    found = recipe.curve(out / "run")
-    return {"runs": {"FedAvg": {"0": {key: found[key] for key in ("rounds", "accuracy", "up", "down")}}}}
+    experiment = recipe.experiment(recipe.CASES["FedAvg"], recipe.data(0)[0], out / "none", 0, 10)
+    recipe.run(experiment, out / "run")
+    curve = recipe.curve(out / "run")
+    return {"runs": {"FedAvg": {"0": {key: curve[key] for key in ("rounds", "accuracy", "up", "down")}}}}
 
 
 @again("distill/students", "students")
 def _(recipe: Any, data: Any, out: Path) -> Any:
     """Cross entropy, which needs no teacher."""
     name = "as published/CE"
-    made = recipe.student(recipe.CASES[name], recipe.data(recipe.SAMPLES), None, 0, None, short=False)
-    found = recipe.distill.run(made)
-    curve = [[record["passes"], record["global/accuracy"]] for record in found.history]
-    return {"runs": {name: {"0": {"accuracy": found.summary["selected"]["accuracy"], "curve": curve}}}}
+    student = recipe.student(recipe.CASES[name], recipe.data(recipe.SAMPLES), None, 0, None, short=False)
+    result = recipe.distill.run(student)
+    curve = [[record["passes"], record["global/accuracy"]] for record in result.history]
+    return {"runs": {name: {"0": {"accuracy": result.summary["selected"]["accuracy"], "curve": curve}}}}
 
 
 @again("distill/toys", "toys")
@@ -209,24 +209,24 @@ def _(recipe: Any, data: Any, out: Path) -> Any:
 @again("feddyn/mnist_dirichlet", "mnist_dirichlet")
 def _(recipe: Any, data: Any, out: Path) -> Any:
     history = run(recipe.STUDY.experiment("FedAvg", 0, 3, "serial")).history
-    found = importlib.import_module("common").compact(history, recipe.STUDY.parameters, "accuracy")
-    return {"runs": {"FedAvg": {"seed0": {key: found[key] for key in ("cost", "average", "global")}}}}
+    curves = importlib.import_module("common").compact(history, recipe.STUDY.parameters, "accuracy")
+    return {"runs": {"FedAvg": {"seed0": {key: curves[key] for key in ("cost", "average", "global")}}}}
 
 
 @again("feddyn/table_a4", "table_a4")
 def _(recipe: Any, data: Any, out: Path) -> Any:
-    federation, chosen = recipe.draw("type3", 6), data["settings"]["type3"]["chosen"]
-    points = [point for method in recipe.METHODS for point in recipe.grid(method) if str(point) == chosen[method]]
+    federation, best = recipe.draw("type3", 6), data["settings"]["type3"]["chosen"]
+    points = [point for method in recipe.METHODS for point in recipe.grid(method) if str(point) == best[method]]
     runs = {point.method: recipe.attempt(point, federation, 0.0, 4, 6) for point in points}
-    found = {name: {key: one[key] for key in ("cost", "average", "global")} for name, one in runs.items()}
-    return {"settings": {"type3": {"draws": {"6": {"optimum": recipe.optimum(federation), "runs": found}}}}}
+    figures = {name: {key: record[key] for key in ("cost", "average", "global")} for name, record in runs.items()}
+    return {"settings": {"type3": {"draws": {"6": {"optimum": recipe.optimum(federation), "runs": figures}}}}}
 
 
 @again("fedhen/tables", "tables")
 def _(recipe: Any, data: Any, out: Path) -> Any:
     run(recipe.experiment(recipe.METHODS["FedHeN"], recipe.data("iid", 0), 0, 6), out / "iid/FedHeN/seed0")
-    found = recipe.collect(out, {})["runs"]["iid"]["FedHeN"]["0"]
-    return {"runs": {"iid": {"FedHeN": {"0": {key: found[key] for key in ("at", *recipe.CURVES)}}}}}
+    cell = recipe.collect(out, {})["runs"]["iid"]["FedHeN"]["0"]
+    return {"runs": {"iid": {"FedHeN": {"0": {key: cell[key] for key in ("at", *recipe.CURVES)}}}}}
 
 
 @again("pfl/tables", "tables")
@@ -234,19 +234,19 @@ def _(recipe: Any, data: Any, out: Path) -> Any:
     """The first look."""
     name, scale = "PFLDyn (Proto)", recipe.SCALES["reduced"]
     clients = recipe.data(recipe.average_blocks(recipe.sources.make("cifar10"), scale.shrink), "acid", 5, scale, 0)
-    made = recipe.method(name, data["cells"]["acid 5"]["picked"]["alpha"][name])
-    made = recipe.experiment(made, clients, scale, 0, scale.every)
-    found = recipe.train(name, made, scale, scale.inner[0], out / "run")
-    return {"cells": {"acid 5": {"curves": {name: {"0": found[name]}}}}}
+    method = recipe.method(name, data["cells"]["acid 5"]["picked"]["alpha"][name])
+    experiment = recipe.experiment(method, clients, scale, 0, scale.every)
+    curves = recipe.train(name, experiment, scale, scale.inner[0], out / "run")
+    return {"cells": {"acid 5": {"curves": {name: {"0": curves[name]}}}}}
 
 
 @again("online/s_mnist", "streams")
 def _(recipe: Any, data: Any, out: Path) -> Any:
     setting = recipe.STUDIES["s_mnist"].at(10, recipe.best(data["tuning"]["K 10"]["MOML"]))
-    found = recipe.common.run(
+    result = recipe.common.run(
         setting, "MOML", 12, 0, out / "run"
     )  # of ten samples; another processor flips a later one
-    return {"runs": {"K 10": {"MOML": {"0": {key: found[key] for key in ("ctm", "bytes")}}}}}
+    return {"runs": {"K 10": {"MOML": {"0": {key: result[key] for key in ("ctm", "bytes")}}}}}
 
 
 @again("search/compositions", "compositions")
@@ -254,18 +254,18 @@ def _(recipe: Any, data: Any, out: Path) -> Any:
     """The final runs of what a search chose; APFL moved w first when it was run."""
     words = (*recipe.COMMON, *recipe.DATA["digits"], *recipe.SEARCHES["named"], "seed=200", "search.methods=[apfl]")
     search = recipe.build(recipe.SEARCH.resolve(words))
-    chosen = {"method": "apfl", "method.w_first": True, "local.lr": 0.3}
-    found = [run(search.make(chosen, seed, False)).history[-1][search.settings.goal] for seed in (201, 202, 203)]
-    return {"runs": {"digits": {"named": {"200": {"score": fmean(found)}}}}}
+    parameters = {"method": "apfl", "method.w_first": True, "local.lr": 0.3}
+    scores = [run(search.make(parameters, seed, False)).history[-1][search.settings.goal] for seed in (201, 202, 203)]
+    return {"runs": {"digits": {"named": {"200": {"score": fmean(scores)}}}}}
 
 
 @again("sides/table_7_1", "table_7_1")
 def _(recipe: Any, data: Any, out: Path) -> Any:
     name, scale = "FedAvg cross entropy", replace(recipe.SCALES["reduced"], rounds=6)
-    made = recipe.experiment(recipe.CASES[name], recipe.data(scale, 0), scale, out / "none", 0)
-    run(made, out / "seed0" / name.replace(" ", "_"))
-    found = recipe.collect(out, {})["runs"][name]["0"]
-    return {"runs": {name: {"0": {key: found[key] for key in ("rounds", "accuracy")}}}}
+    experiment = recipe.experiment(recipe.CASES[name], recipe.data(scale, 0), scale, out / "none", 0)
+    run(experiment, out / "seed0" / name.replace(" ", "_"))
+    cell = recipe.collect(out, {})["runs"][name]["0"]
+    return {"runs": {name: {"0": {key: cell[key] for key in ("rounds", "accuracy")}}}}
 
 
 @again("synthesis/homogenise_digits", "homogenise")
@@ -275,17 +275,17 @@ def _(recipe: Any, data: Any, out: Path) -> Any:
     return {"runs": {"nothing": {"1": recipe.train(clients, None, "", 1, 4, 1)}}}
 
 
-def differences(found: Any, stored: Any, place: str = "") -> Iterator[str]:
-    """Where figures that both have differ by more than rounding; of curves the first values that were found."""
-    if isinstance(found, dict):
-        assert found.keys() & stored.keys(), f"{place}: {[*found]} are not stored"
-        for key in (found.keys() & stored.keys()) - {"seconds", "distance"}:
-            yield from differences(found[key], stored[key], f"{place} > {key}")
-    elif isinstance(found, list):
-        for number, (one, other) in enumerate(zip(found, stored, strict=False)):
-            yield from differences(one, other, f"{place} > {number}")
-    elif found != pytest.approx(stored, abs=ROUNDING):
-        yield f"{place}: {stored} is stored, {found} found"
+def differences(new: Any, stored: Any, place: str = "") -> Iterator[str]:
+    """Where figures that both have differ by more than rounding; of curves the first values, as many as are new."""
+    if isinstance(new, dict):
+        assert new.keys() & stored.keys(), f"{place}: {[*new]} are not stored"
+        for key in (new.keys() & stored.keys()) - {"seconds", "distance"}:
+            yield from differences(new[key], stored[key], f"{place} > {key}")
+    elif isinstance(new, list):
+        for number, (item, stored_item) in enumerate(zip(new, stored, strict=False)):
+            yield from differences(item, stored_item, f"{place} > {number}")
+    elif new != pytest.approx(stored, abs=ROUNDING):
+        yield f"{place}: {stored} is stored, {new} computed"
 
 
 @pytest.mark.exhaustive

@@ -17,6 +17,8 @@ import pytest
 import torch
 from helpers.pictures import look_alike
 
+from fedloom.core.federation import Arrays
+from fedloom.data import federate
 from fedloom.parts.personal import PFedMe
 
 FOLDER = Path(__file__).parents[2] / "recipes" / "superfed"
@@ -47,11 +49,11 @@ def test_table_2_3_and_its_pictures(tmp_path: Path, recipe: Recipe, undrawn: Und
         assert recipe("table_2_3", *where, *by, "--clients", 100, "--rounds", 1, "--only", *some) == 0
         assert recipe("table_2_3", *where, *by, "--clients", 100, "--rounds", 2, "--only", *some[2:]) == 0
     assert recipe("table_2_3", *where, *by, 1, "--clients", 100, "--rounds", 1, "--only", *some[:2]) == 0
-    found = json.loads((out / "table_2_3.json").read_text())["runs"]["100"]
-    assert {name: list(runs) for name, runs in found.items()} == {
+    results = json.loads((out / "table_2_3.json").read_text())["runs"]["100"]
+    assert {name: list(runs) for name, runs in results.items()} == {
         "FedAvg": ["0", "1"], "FedPer": ["0", "1"], "APFL": ["0"], "SuPerFed-MM": ["0"]
     }  # fmt: skip
-    cells = {name: runs["0"] for name, runs in found.items()}
+    cells = {name: runs["0"] for name, runs in results.items()}
     assert {name: (cell["rounds"], cell["at"]) for name, cell in cells.items()} == {
         "FedAvg": (1, [1]),
         "FedPer": (1, [1]),
@@ -77,12 +79,12 @@ def test_table_2_3_and_its_pictures(tmp_path: Path, recipe: Recipe, undrawn: Und
     assert (runs / "k100" / "apfl" / "seed0" / "metrics.jsonl").read_text() == before, "finished runs stay as they are"
     by_seed = json.loads((out / "figure_2_5.json").read_text())["runs"]
     assert all(list(runs) == ["0"] for runs in by_seed.values())
-    swept = {name: runs["0"] for name, runs in by_seed.items()}
+    sweeps = {name: runs["0"] for name, runs in by_seed.items()}
     for name in ("APFL", "SuPerFed-MM"):
-        assert len(swept[name]["mean"]) == 11
-        assert swept[name]["clients"] == cells[name]["took part"]["count"]
-        assert swept[name]["barrier"] >= 0
-    deployed = swept["APFL"]["mean"]
+        assert len(sweeps[name]["mean"]) == 11
+        assert sweeps[name]["clients"] == cells[name]["took part"]["count"]
+        assert sweeps[name]["barrier"] >= 0
+    deployed = sweeps["APFL"]["mean"]
     assert deployed[2] == pytest.approx(cells["APFL"]["took part"]["in"], abs=0.2), "α = .25 lies beside λ = .2"
     text = (out / "figure_2_5.md").read_text()
     assert (out / "figure_2_5.png").read_bytes().startswith(b"\x89PNG")
@@ -93,10 +95,12 @@ def test_table_2_3_and_its_pictures(tmp_path: Path, recipe: Recipe, undrawn: Und
     assert recipe("landscape", *where, *some) == 0
     by_seed = json.loads((out / "landscape.json").read_text())["runs"]
     assert all(list(runs) == ["0", "1"] for runs in by_seed.values())
-    drawn = {name: runs["0"] for name, runs in by_seed.items()}
-    for run in drawn.values():
+    landscapes = {name: runs["0"] for name, runs in by_seed.items()}
+    for run in landscapes.values():
         assert all(0 < reached <= distance for reached, distance in zip(run["reach"], run["distances"], strict=True))
-    assert min(drawn["SuPerFed-MM"]["distances"]) > max(drawn["FedAvg"]["distances"]), "v was initialised elsewhere"
+    assert min(landscapes["SuPerFed-MM"]["distances"]) > max(landscapes["FedAvg"]["distances"]), (
+        "v was initialised elsewhere"
+    )
     assert (out / "landscape.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -147,16 +151,16 @@ def test_tables_2_4_2_5(
     where = ("--runs", runs, "--out", out)
     some = ("--columns", "cifar10_50", "cifar100_10", "shakespeare", "--only", "FedAvg", "SuPerFed-LM")
     assert recipe("tables_2_4_2_5", *where, *some, "--rounds", 1, "--seeds", 0) == 0
-    said = capsys.readouterr().err
-    assert said.startswith("cifar100_10 is skipped: CIFAR-100 is missing")
-    assert said.count("\n") == 1
-    held = json.loads((out / "tables_2_4_2_5_reduced.json").read_text())["columns"]
-    assert sorted(held) == ["cifar10_50", "shakespeare"]
-    assert held["shakespeare"]["clients"] == 8
-    assert held["cifar10_50"]["changed"] == ["rounds: 1 instead of 500"]
+    message = capsys.readouterr().err
+    assert message.startswith("cifar100_10 is skipped: CIFAR-100 is missing")
+    assert message.count("\n") == 1
+    results = json.loads((out / "tables_2_4_2_5_reduced.json").read_text())["columns"]
+    assert sorted(results) == ["cifar10_50", "shakespeare"]
+    assert results["shakespeare"]["clients"] == 8
+    assert results["cifar10_50"]["changed"] == ["rounds: 1 instead of 500"]
     for name, metrics in (("cifar10_50", ["accuracy"]), ("shakespeare", ["accuracy", "top5"])):
-        assert list(held[name]["runs"]) == ["FedAvg", "SuPerFed-LM"]
-        for method, by_seed in held[name]["runs"].items():
+        assert list(results[name]["runs"]) == ["FedAvg", "SuPerFed-LM"]
+        for method, by_seed in results[name]["runs"].items():
             assert list(by_seed) == ["0"]
             run = by_seed["0"]
             assert list(run) == metrics
@@ -191,8 +195,6 @@ def test_the_columns_are_those_of_table_2_2(monkeypatch: pytest.MonkeyPatch) -> 
     }  # fmt: skip
     shapes = {"cifar10": (10, 3, 32), "cifar100": (100, 3, 32), "tiny_imagenet": (200, 3, 64), "femnist": (62, 1, 28)}
     assert list(columns.REDUCED) == list(columns.PUBLISHED)
-    from fedloom.core.federation import Arrays
-
     for name, column in columns.PUBLISHED.items():
         local = column.local
         assert (local.epochs, local.batch_size, local.lr) == settings[column.source]
@@ -206,8 +208,8 @@ def test_the_columns_are_those_of_table_2_2(monkeypatch: pytest.MonkeyPatch) -> 
         x = torch.zeros(1, colours, side, side) if colours else torch.zeros(1, side, dtype=torch.int64)
         arrays = Arrays(x, torch.zeros(1, dtype=torch.int64), classes)
         sizes = []
-        for of in (reduced, column):
-            network = of.network(arrays)
+        for version in (reduced, column):
+            network = version.network(arrays)
             assert network(x).shape == (1, classes)
             sizes.append(sum(p.numel() for p in network.parameters()))
         assert (sizes[0] < sizes[1]) == (column.source != "cifar10")
@@ -254,19 +256,17 @@ def test_the_recipes_run_the_published_settings(recipe: Recipe, monkeypatch: pyt
     monkeypatch.syspath_prepend(str(FOLDER))
     shelf, table = importlib.import_module("common"), importlib.import_module("table_2_3")
     assert list(shelf.METHODS) == list(table.PUBLISHED) == list(importlib.import_module("table_2_6").PUBLISHED)
-    from fedloom.data import federate
-
     federation = federate("digits", "pathological", clients=20, validation=0.1)
     for name in shelf.METHODS:
-        made = shelf.experiment(name, federation, rounds=8, seed=0)
-        local = made.local
-        assert (made.cohort, local.epochs, local.batch_size, local.lr, local.lr_decay) == (5, 10, 10, 0.01, 0.99)
+        experiment = shelf.experiment(name, federation, rounds=8, seed=0)
+        local = experiment.local
+        assert (experiment.cohort, local.epochs, local.batch_size, local.lr, local.lr_decay) == (5, 10, 10, 0.01, 0.99)
         assert (local.momentum, local.weight_decay) == (0.9, 1e-4)
-        assert made.evaluation.every == 2
+        assert experiment.evaluation.every == 2
         for settings, decay in ((shelf.TEXT, 0.99), (shelf.SCRIPTS, 0.999)):
             assert table.experiment(name, federation, 20, 0, settings).local.lr_decay == decay
     late = [table.experiment(f"SuPerFed-{kind}", federation, 20, 0, shelf.SCRIPTS).method for kind in ("MM", "LM")]
-    assert [(made.personal.start_round, made.personal.nu) for made in late] == [(4, 1.0), (8, 2.0)]
+    assert [(method.personal.start_round, method.personal.nu) for method in late] == [(4, 1.0), (8, 2.0)]
 
 
 @pytest.mark.parametrize("name", ["table_2_3", "table_2_6", "table_2_7", "figure_2_5", "landscape"])

@@ -27,8 +27,8 @@ FOLDER = Path(__file__).parents[2] / "recipes" / "synthesis"
 def tables(monkeypatch: pytest.MonkeyPatch) -> Any:
     """``table_4_2.py`` at a size for two clients of a few images."""
     monkeypatch.syspath_prepend(str(FOLDER))
-    found = importlib.import_module("table_4_2")
-    reduced = found.SCALES["reduced"]
+    module = importlib.import_module("table_4_2")
+    reduced = module.SCALES["reduced"]
     work = Local(steps=1, batch_size=10, lr=1e-3, optimiser="adam")
     small = {
         "FedCGAN": importlib.import_module("settings").cgan(4, work, width=8),
@@ -48,9 +48,9 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> Any:
         judging=replace(reduced.judging, max_steps=20),
         spc=6,
     )
-    monkeypatch.setitem(found.SCALES, "reduced", tiny)
+    monkeypatch.setitem(module.SCALES, "reduced", tiny)
     monkeypatch.setattr("fedloom_apps.synthesis.run.picture", lambda *_: None)  # of every run; the recipe has its own
-    return found
+    return module
 
 
 @pytest.fixture
@@ -86,10 +86,10 @@ def test_tables_run_go_on_and_are_written_again(
     assert {name: cell["runs"][name] for name in first} == first, "what was there stayed"
     budget = cell["runs"]["FedEvg"]["1"]["final"]["sent"]
     for runs in cell["runs"].values():
-        found = runs["1"]
-        assert (found["final"]["round"], found["failures"]) == (2, 0)
-        assert found["final"]["sent"] == 2 * 2 * found["parameters"], "two rounds, two clients"
-        assert found["equal"]["sent"] <= budget or found["equal"]["round"] == 1
+        result = runs["1"]
+        assert (result["final"]["round"], result["failures"]) == (2, 0)
+        assert result["final"]["sent"] == 2 * 2 * result["parameters"], "two rounds, two clients"
+        assert result["equal"]["sent"] <= budget or result["equal"]["round"] == 1
     text = (out / "table_4_2_reduced.md").read_text()
     assert "| FedCVAE, equal communication |" in text
     assert "| real images |" in text
@@ -108,7 +108,7 @@ def test_tables_run_go_on_and_are_written_again(
     assert use.main([*where, "--rounds", "2"]) == 0
     runs = json.loads((out / "homogenise_reduced.json").read_text())["runs"]
     assert len(runs) == 1 + 6, "nothing; a use of five sets and of real images"
-    assert all(0 <= value <= 1 for found in runs.values() for value in found["1"]["accuracy"])
+    assert all(0 <= value <= 1 for seeds in runs.values() for value in seeds["1"]["accuracy"])
     assert "| FedEvg, both |" in (out / "homogenise_reduced.md").read_text()
     assert (out / "homogenise_reduced.png").is_file()
 
@@ -118,10 +118,10 @@ def test_published_figures_stand_beside_ours(tables: Any) -> None:
         return {"final": {"fid": value}, "equal": {"fid": 2 * value}}
 
     cells = {"mnist 10 0.01": {"real": {"1": {"fid": 3.0}}, "runs": {"FedCVAE": {"1": run(9.0), "2": run(11.0)}}}}
-    shown = tables.common.main_table({"cells": cells}, "mnist", tables.METHODS, "fid", 1)
-    assert "| FedCVAE | 10.0 ± 1.0 |" in shown
-    assert "| FedCVAE, equal communication | 20.0 ± 2.0 |" in shown
-    assert "| *thesis: FedEvg* | *171.53 (0.24)* |" in shown
+    table = tables.common.main_table({"cells": cells}, "mnist", tables.METHODS, "fid", 1)
+    assert "| FedCVAE | 10.0 ± 1.0 |" in table
+    assert "| FedCVAE, equal communication | 20.0 ± 2.0 |" in table
+    assert "| *thesis: FedEvg* | *171.53 (0.24)* |" in table
     stopped = tables.common.main_table({"cells": cells, "stops": True}, "mnist", tables.METHODS, "fid", 1)
     assert "| FedCVAE |" not in stopped, "it had no more rounds"
     assert "| FedCVAE, equal communication | 20.0 ± 2.0 |" in stopped
@@ -139,7 +139,9 @@ def test_rows_beside_the_main_ones(tables: Any) -> None:
     full = tables.SCALES["full"].setups
     assert set(tables.METHODS + tables.VARIANTS) == set(full)
     published = [full[name].local for name in ("FedCGAN, ACGAN", "FedCVAE, β = D", "FedEvg")]
-    assert [(one.epochs, one.batch_size, one.beta1, one.decay_every) for one in published] == [(1, 64, 0.5, 50)] * 3
+    assert [(local.epochs, local.batch_size, local.beta1, local.decay_every) for local in published] == [
+        (1, 64, 0.5, 50)
+    ] * 3
     method = scale.setups["FedEvg, kept, apart"].make_method(10, 64)
     energy = method.objective[-1]
     assert (energy.weights, energy.per_class) == ("raw", 10)
@@ -175,13 +177,15 @@ def test_without_data_it_says_so(
 def test_settings_are_tried_at_equal_communication(
     tmp_path: Path, tables: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = importlib.import_module("tuning")
+    module = importlib.import_module("tuning")
     scale = replace(tables.SCALES["reduced"], sides={"digits": 8}, spc=2)
-    monkeypatch.setitem(found.SCALES, "digits", scale)
+    monkeypatch.setitem(module.SCALES, "digits", scale)
     tried = {name: {"so": scale.setups[name]} for name in ("FedCVAE", "FedEvg")}
-    monkeypatch.setitem(found.GRIDS, "digits", tried | {"FedEvg": {**tried["FedEvg"], "or so": scale.setups["FedEvg"]}})
+    monkeypatch.setitem(
+        module.GRIDS, "digits", tried | {"FedEvg": {**tried["FedEvg"], "or so": scale.setups["FedEvg"]}}
+    )
     where = ("--runs", str(tmp_path / "runs"), "--out", str(tmp_path), "--alphas", "1")
-    assert found.main(where) == 0
+    assert module.main(where) == 0
     runs = json.loads((tmp_path / "tuning_digits.json").read_text())["runs"]
     assert runs["FedEvg"]["so"] == runs["FedEvg"]["or so"], "the same setting and seed"
     assert (runs["FedCVAE"]["so"]["digits 1"]["rounds"], runs["FedEvg"]["so"]["digits 1"]["rounds"]) == (1, 2)

@@ -100,16 +100,16 @@ def test_table_1_trains_once_what_does_not_look_at_the_target(recipe: Callable[.
 
 
 def test_what_is_stored_is_not_run_again(recipe: Callable[..., Path]) -> None:
-    wanted = ("--partition", "niid_2", "--only", "FedAvg", "--targets", "skew")
-    out = recipe("table_1", *wanted)
-    found = stored(out, "table_1")
+    arguments = ("--partition", "niid_2", "--only", "FedAvg", "--targets", "skew")
+    out = recipe("table_1", *arguments)
+    results = stored(out, "table_1")
     for place in (out.parent / "runs").rglob("metrics.jsonl"):
         place.unlink()
-    recipe("table_1", *wanted)
+    recipe("table_1", *arguments)
     assert not list((out.parent / "runs").rglob("metrics.jsonl"))
-    assert stored(out, "table_1") == found
-    found["notes"] = ["It holds."]
-    (out / "table_1.json").write_text(json.dumps(found))
+    assert stored(out, "table_1") == results
+    results["notes"] = ["It holds."]
+    (out / "table_1.json").write_text(json.dumps(results))
     recipe("table_1", "--table")
     assert (out / "table_1.md").read_text().endswith("## What holds and what does not\n\n- It holds.\n")
 
@@ -127,12 +127,12 @@ def test_a_clients_own_model_is_measured_alone(conditions: ModuleType, tmp_path:
     runs = conditions.Runs(tmp_path / "runs", conditions.Scale(200, 1))
     for name in ("Local", "FedAvg"):
         experiment, result = runs.finished(name, "niid_1", 5, 1)
-        seen = runs.with_target(experiment, "imbalanced 10")
-        assert seen.federation.train.index.rows.tolist() == experiment.federation.train.index.rows.tolist()
-        each = conditions.client_accuracies(seen, result)
-        assert each == pytest.approx(sample_wise(seen, result).alone, abs=1e-5)
-        found = runs.figures(name, "niid_1", 5, 1, ["imbalanced 10"])["imbalanced 10"]["accuracy"]
-        assert (found == pytest.approx(np.mean(each), abs=1e-5)) or name != "Local"
+        target_experiment = runs.with_target(experiment, "imbalanced 10")
+        assert target_experiment.federation.train.index.rows.tolist() == experiment.federation.train.index.rows.tolist()
+        accuracies = conditions.client_accuracies(target_experiment, result)
+        assert accuracies == pytest.approx(sample_wise(target_experiment, result).alone, abs=1e-5)
+        accuracy = runs.figures(name, "niid_1", 5, 1, ["imbalanced 10"])["imbalanced 10"]["accuracy"]
+        assert (accuracy == pytest.approx(np.mean(accuracies), abs=1e-5)) or name != "Local"
     assert runs.seconds > 0
 
 
@@ -148,26 +148,26 @@ def test_weights_are_learnt_for_finished_runs(recipe: Callable[..., Path], monke
         monkeypatch.setattr(module, name, {words: fewer(policy) for words, policy in getattr(module, name).items()})
     recipe("table_1", "--scale", "small", "--partition", "niid_1", "--only", "FedAvg", "--targets", "skew")
     out = recipe("weights", "--seeds", 1)
-    found, rows = (
+    results, rows = (
         stored(out, "weights")["found"]["niid_1"],
         stored(out, "table_1_small")["runs"]["niid_1"]["FedAvg"]["1"],
     )
-    plugged = found["plugged"]
+    plugged = results["plugged"]
     assert {name: list(cells) for name, cells in plugged.items()} == {
         "FedAvg": list(module.common.TARGETS), "SCAFFOLD": list(module.MAIN_TARGETS)
     }  # fmt: skip
     for cells in plugged.values():
         for cell in cells.values():
             assert all(sum(cell[f"p, {policy}"]) == pytest.approx(1, abs=1e-3) for policy in module.POLICIES)
-    assert plugged["FedAvg"]["skew"]["before"] == rows["skew"]["accuracy"] == found["votes"]["skew"]["FedAvg"]
-    assert [len(each) for each in found["single"].values()] == [5, 5]
-    for target, tried in found["sensitivity"].items():  # the same point, however it is named
+    assert plugged["FedAvg"]["skew"]["before"] == rows["skew"]["accuracy"] == results["votes"]["skew"]["FedAvg"]
+    assert [len(accuracies) for accuracies in results["single"].values()] == [5, 5]
+    for target, tried in results["sensitivity"].items():  # the same point, however it is named
         cell = plugged["FedAvg"][target]
         assert tried["lambda 10 0.001"] == tried["rate 0.01, SGD"] == tried["epochs 10, SGD"] == cell["FedSSA"]
         assert tried["rate 0.01, Adam"] == tried["epochs 10, Adam"] == cell["FedSSA, Adam"]
     text = (out / "weights.md").read_text()
     assert "| sample-wise FedSSA |" in text
-    again = found["seeds"]["1"]["skew"]
+    again = results["seeds"]["1"]["skew"]
     assert again["FedAvg"] == rows["skew"]["accuracy"]
     assert again["SGD, λ_var 10"] == plugged["FedAvg"]["skew"]["FedSSA"]
     gain = 100 * (again["similarity"] - again["FedAvg"])
@@ -183,7 +183,7 @@ def test_table_6_has_a_column_for_each_number_of_clients(recipe: Callable[..., P
     assert {name: list(cells) for name, cells in runs.items()} == {"FedAvg": ["5", "20"], "FedSSA": ["5", "20"]}
     assert len(runs["FedSSA"]["20"]["2"]["p"]) == 20
     pairs = [[runs["FedAvg"][k][seed]["accuracy"] for seed in "12"] for k in ("5", "20")]
-    row = [f"{50 * (one + two):.2f} ± {50 * abs(one - two):.2f}" for one, two in pairs]
+    row = [f"{50 * (first + second):.2f} ± {50 * abs(first - second):.2f}" for first, second in pairs]
     text = (out / "table_6.md").read_text()
     assert f"| FedAvg | {row[0]} | - | {row[1]} |  |  |  | 65.10 | 65.15 | 77.94 |" in text
 
@@ -201,9 +201,9 @@ def test_weights_by_descent(conditions: ModuleType) -> None:
     expected = torch.softmax(-0.5 * slope, -1)
     torch.testing.assert_close(rule.learnt(start, [(first, second)]), expected, atol=1e-8, rtol=0)
     assert not torch.allclose(rule.learnt(start, [(first, second)] * 2), expected)
-    apart = rule.learnt(start.expand(6, 3), [(first[None], second[None])])
+    per_sample = rule.learnt(start.expand(6, 3), [(first[None], second[None])])
     alone = torch.stack([rule.learnt(start, [(first[i : i + 1], second[i : i + 1])]) for i in range(6)])
-    torch.testing.assert_close(apart, alone)
+    torch.testing.assert_close(per_sample, alone)
 
 
 def test_rank_correlation(conditions: ModuleType) -> None:
@@ -219,11 +219,11 @@ def test_the_terms_of_single_clients_are_fedssas(recipe: Callable[..., Path]) ->
     cos, var = module.terms(sure, sure)
     assert cos == pytest.approx([1, 1])
     assert var == pytest.approx([3 / 16, 0], abs=1e-9)
-    one = ssa_loss(torch.tensor([40.0, -40.0]).double(), sure.double(), sure.double())  # all weight on the first
-    assert -float(one) == pytest.approx(cos[0] + var[0], abs=1e-6)
+    loss = ssa_loss(torch.tensor([40.0, -40.0]).double(), sure.double(), sure.double())  # all weight on the first
+    assert -float(loss) == pytest.approx(cos[0] + var[0], abs=1e-6)
     assert module.first([[3.0, 1.0], [0.0, 1.0], [2.0, 0.0]]) == 2
-    found = stored(recipe("ranking", "--seeds", 1), "ranking")["runs"]
-    assert {name: list(seeds) for name, seeds in found.items()} == {"images as they are": ["1"], "crop flip": ["1"]}
+    runs = stored(recipe("ranking", "--seeds", 1), "ranking")["runs"]
+    assert {name: list(seeds) for name, seeds in runs.items()} == {"images as they are": ["1"], "crop flip": ["1"]}
 
 
 def test_without_data_it_says_so(
@@ -246,11 +246,11 @@ def test_heads_serve_all_targets_from_one_run(recipe: Callable[..., Path], monke
     for name in ("ADAM", "DESCENT"):
         monkeypatch.setattr(module, name, fewer(getattr(module, name)))
     out = recipe("heads", "--seeds", 1, 2, "--order", "in order", "--in-rounds", "client 1")
-    found = stored(out, "heads")
-    assert list(found["runs"]) == ["in order"]
-    for row in found["runs"]["in order"].values():
+    results = stored(out, "heads")
+    assert list(results["runs"]) == ["in order"]
+    for row in results["runs"]["in order"].values():
         assert row.pop("left_out") == row["client 1"]["left_out"] == 0.0  # of FedAvg, and of FedSSA in rounds
-    for cells in found["runs"]["in order"].values():
+    for cells in results["runs"]["in order"].values():
         assert tuple(cells) == names
         assert len({cell["FedAvg"] for cell in cells.values()}) > 1
         for cell in cells.values():
@@ -260,8 +260,8 @@ def test_heads_serve_all_targets_from_one_run(recipe: Callable[..., Path], monke
     text = (out / "heads.md").read_text()
     assert "The right client: FedSSA, Adam " in text
     assert [name for name, cell in cells.items() if "FedSSA, in rounds" in cell] == ["client 1"]
-    rounds = found["scale"]["rounds"]
-    counts = [cells["client 1"]["jumps"] for cells in found["runs"]["in order"].values()]
+    rounds = results["scale"]["rounds"]
+    counts = [cells["client 1"]["jumps"] for cells in results["runs"]["in order"].values()]
     assert all(0 <= count < rounds for count in counts)
     assert f"moved to another client: client 1: {counts[0]}, {counts[1]}." in text
     assert "Of 4 runs in which they were counted, none excluded an update." in text
@@ -276,12 +276,12 @@ def test_heads_of_another_study_have_results_of_their_own(
     monkeypatch.setattr(module, "TARGETS", {name: module.TARGETS[name] for name in ("client 1", "uniform")})
     for name in ("ADAM", "DESCENT"):
         monkeypatch.setattr(module, name, fewer(getattr(module, name)))
-    asked = ("heads", "--study", "published", "--seeds", 1, "--order", "NIID-2", "--in-rounds")
-    found = stored(recipe(*asked), "heads_published")
-    assert (found["scale"]["epochs"], found["scale"]["lr"], found["scale"]["images"]) == (10, 0.01, 200)
-    assert "oracle" in found["runs"]["NIID-2"]["1"]["uniform"]
+    arguments = ("heads", "--study", "published", "--seeds", 1, "--order", "NIID-2", "--in-rounds")
+    results = stored(recipe(*arguments), "heads_published")
+    assert (results["scale"]["epochs"], results["scale"]["lr"], results["scale"]["images"]) == (10, 0.01, 200)
+    assert "oracle" in results["runs"]["NIID-2"]["1"]["uniform"]
     history = tmp_path / "runs" / "heads_published" / "NIID-2" / "seed1" / "fedavg" / "metrics.jsonl"
     (tmp_path / "out" / "heads_published.json").unlink()
     before = history.read_bytes()
-    assert stored(recipe(*asked), "heads_published")["runs"] == found["runs"]
+    assert stored(recipe(*arguments), "heads_published")["runs"] == results["runs"]
     assert history.read_bytes() == before  # nothing was trained again: its lines say how long they took

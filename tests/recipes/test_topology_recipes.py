@@ -51,8 +51,8 @@ def test_personal_methods(personal: ModuleType, monkeypatch: pytest.MonkeyPatch,
     assert personal.main(["--data", "digits", "--splits", "classes", "--seeds", "1"]) == 0
     results = json.loads((tmp_path / "personal_digits.json").read_text())
     for name, runs in results["cells"]["classes"].items():
-        mine = {label: run["mean"] for label, run in results["runs"].items() if f"| {name} |" in label}
-        tuned = {label: mean for label, mean in mine.items() if label.endswith("seed 0")}
+        means = {label: run["mean"] for label, run in results["runs"].items() if f"| {name} |" in label}
+        tuned = {label: mean for label, mean in means.items() if label.endswith("seed 0")}
         assert len(tuned) == 2
         best = max(tuned, key=lambda label: tuned[label])
         assert f"| {results['chosen']['classes'][name]} |" in best
@@ -66,9 +66,9 @@ def test_personal_methods(personal: ModuleType, monkeypatch: pytest.MonkeyPatch,
 @pytest.mark.exhaustive
 def test_every_personal_method_of_the_study_runs(personal: ModuleType) -> None:
     for setups in personal.METHODS.values():
-        found = personal.trial("digits", "classes", setups[-1], 1)
-        assert found["left_out"] == 0
-        assert 0 <= found["worst10"] <= found["mean"] <= 1
+        run = personal.trial("digits", "classes", setups[-1], 1)
+        assert run["left_out"] == 0
+        assert 0 <= run["worst10"] <= run["mean"] <= 1
 
 
 @pytest.mark.exhaustive
@@ -93,7 +93,7 @@ def test_clients_of_an_edge_are_alike_or_have_all_classes_together(graphs: Modul
     for words, members in graphs.MEMBERS.items():
         at = graphs.topology.Hierarchy(edges=10, members=members).receives(dealt.train.index.sizes)
         rows = [np.concatenate([dealt.train.index[c] for c in np.flatnonzero(at == edge)]) for edge in range(10)]
-        classes[words] = {len(np.unique(dealt.train.arrays.y.numpy()[own])) for own in rows}
+        classes[words] = {len(np.unique(dealt.train.arrays.y.numpy()[edge_rows])) for edge_rows in rows}
     assert classes == {"alike inside": {2}, "alike across": {4}}
 
 

@@ -29,7 +29,7 @@ def plane() -> courses.Toy:
     return toys.gaussians(samples=120, test_samples=120)
 
 
-def drawn() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def random_batch() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Student, teacher, labels and guide."""
     draw = torch.Generator().manual_seed(0)
     student, teacher = (2 * torch.randn(6, 4, dtype=torch.float64, generator=draw) for _ in range(2))
@@ -37,21 +37,21 @@ def drawn() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def test_the_students_pass_has_no_budget_and_the_guides_no_student() -> None:
-    student, teacher, y, g = drawn()
+    student, teacher, y, g = random_batch()
     s, h = student.clone().requires_grad_(), g.clone().requires_grad_()
     settings = {"alpha": 0.3, "tau": 4.0, "tau_s": 4.0, "top_k": 2}
     pass_of_student = courses.lagrangian(s, teacher, y, h.detach(), **settings)
     both = torch.autograd.grad(pass_of_student, (s, h), allow_unused=True)
     assert both[0].abs().sum() > 0
     assert both[1] is None
-    spent = courses.lagrangian(s.detach(), teacher, y, h, delta=0.1, multiplier=5.0, **settings)
-    assert torch.autograd.grad(spent, h)[0].abs().sum() > 0
-    free = courses.lagrangian(s.detach(), teacher, y, h, **settings)
-    assert (spent - free).item() == pytest.approx(5 * budget(student, y, g, 0.1).item(), abs=1e-12)
+    with_budget = courses.lagrangian(s.detach(), teacher, y, h, delta=0.1, multiplier=5.0, **settings)
+    assert torch.autograd.grad(with_budget, h)[0].abs().sum() > 0
+    without_budget = courses.lagrangian(s.detach(), teacher, y, h, **settings)
+    assert (with_budget - without_budget).item() == pytest.approx(5 * budget(student, y, g, 0.1).item(), abs=1e-12)
 
 
 def test_labels_alone_and_the_teacher_alone_are_the_ends_of_alpha() -> None:
-    student, teacher, y, g = drawn()
+    student, teacher, y, g = random_batch()
     settings = {"tau": 4.0, "tau_s": 3.0, "top_k": 2}
     labels = courses.lagrangian(student, teacher, y, g, alpha=1.0, **settings)
     torch.testing.assert_close(labels, torch.nn.functional.cross_entropy(student, y))
@@ -63,8 +63,8 @@ def test_a_student_is_one_interval(line: courses.Toy) -> None:
     kappa, scale = toys.KAPPA, toys.SCALE
     x = np.linspace(0, 9, 7)
     h = 1 / (1 + np.exp(-kappa * (x - 2))) - 1 / (1 + np.exp(-kappa * (x - 7)))
-    found = line.student(torch.tensor([2.0, 7.0]), torch.from_numpy(x)[:, None].float())
-    np.testing.assert_allclose(found, scale * np.stack([1 - h, h], 1), rtol=0, atol=1e-5)
+    logits = line.student(torch.tensor([2.0, 7.0]), torch.from_numpy(x)[:, None].float())
+    np.testing.assert_allclose(logits, scale * np.stack([1 - h, h], 1), rtol=0, atol=1e-5)
 
 
 def test_the_teacher_knows_both_intervals_and_the_best_student_only_one(line: courses.Toy) -> None:
@@ -98,9 +98,9 @@ def test_all_starts_at_once_are_each_start_alone(problem: str, request: pytest.F
     """torch.func.vmap against a plain optimiser on one start after the other."""
     toy: courses.Toy = request.getfixturevalue(problem)
     course = courses.Course(alpha=0.3, tau=2.0, rounds=3, passes=2)
-    found = courses.train(toy, course, starts=4)
+    training = courses.train(toy, course, starts=4)
     for number in range(4):
-        p = found.path[0, number].clone().requires_grad_()
+        p = training.path[0, number].clone().requires_grad_()
         optimiser = torch.optim.SGD([p], lr=0.1, momentum=0.9, weight_decay=0.01)
         for _ in range(6):
             optimiser.zero_grad()
@@ -108,7 +108,7 @@ def test_all_starts_at_once_are_each_start_alone(problem: str, request: pytest.F
             optimiser.step()
             with torch.no_grad():
                 p.copy_(toy.keep(p))
-        torch.testing.assert_close(found.parameters[number], p.detach(), rtol=0, atol=2e-4)
+        torch.testing.assert_close(training.parameters[number], p.detach(), rtol=0, atol=2e-4)
 
 
 def test_a_guide_that_may_help_no_class_changes_nothing(line: courses.Toy) -> None:
@@ -123,13 +123,13 @@ def test_a_guide_that_may_help_no_class_changes_nothing(line: courses.Toy) -> No
 
 def test_equal_seeds_are_equal_runs_and_courses_share_their_starts(plane: courses.Toy) -> None:
     course = courses.Course(alpha=0.1, tau=2.0, guide=True, rounds=3)
-    one, again = (courses.train(plane, course, starts=3) for _ in range(2))
-    assert one.parameters.equal(again.parameters)
-    assert one.path[0].equal(courses.train(plane, courses.Course(rounds=1), starts=3).path[0])
-    assert not one.path[0].equal(courses.train(plane, courses.Course(rounds=1), starts=3, seed=1).path[0])
-    assert one.multipliers == [0.1, *one.multipliers[1:]]
-    assert one.path.shape == (4, 3, 17)
-    assert one.help.shape == (3, 120)
+    first, second = (courses.train(plane, course, starts=3) for _ in range(2))
+    assert first.parameters.equal(second.parameters)
+    assert first.path[0].equal(courses.train(plane, courses.Course(rounds=1), starts=3).path[0])
+    assert not first.path[0].equal(courses.train(plane, courses.Course(rounds=1), starts=3, seed=1).path[0])
+    assert first.multipliers == [0.1, *first.multipliers[1:]]
+    assert first.path.shape == (4, 3, 17)
+    assert first.help.shape == (3, 120)
 
 
 def test_the_network_is_that_of_torch(plane: courses.Toy) -> None:
@@ -141,8 +141,8 @@ def test_the_network_is_that_of_torch(plane: courses.Toy) -> None:
     with torch.no_grad():
         for parameter, piece in zip(net.parameters(), p.split([4, 2, 2, 6, 3]), strict=True):
             parameter.copy_(piece.view_as(parameter))
-        found = net(plane.train.x)
-        torch.testing.assert_close(plane.student(p, plane.train.x), found, rtol=0, atol=1e-5)
+        logits = net(plane.train.x)
+        torch.testing.assert_close(plane.student(p, plane.train.x), logits, rtol=0, atol=1e-5)
         count = len(plane.train.x)
         net.get_buffer("1.running_var").mul_((count - 1) / count)  # torch keeps the unbiased variance for later
         torch.testing.assert_close(plane.student(p, plane.test.x), net.eval()(plane.test.x), rtol=0, atol=1e-5)
@@ -173,16 +173,16 @@ def test_courses_that_cannot_be_are_refused(wrong: dict[str, float]) -> None:
 
 def test_the_recipe_writes_counts_tables_and_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, problems = load("distill", "toys"), load("distill", "toy_problems")
-    taught = problems._train_teacher
-    monkeypatch.setattr(problems, "_train_teacher", lambda *about, **_: taught(*about, steps=20))
+    train_teacher = problems._train_teacher
+    monkeypatch.setattr(problems, "_train_teacher", lambda *about, **_: train_teacher(*about, steps=20))
     small = ["--draws", "1", "2", "--starts", "3", "--tries", "2", "--rounds", "2", "--samples", "60", "--scan", "2"]
     assert recipe.main([*small, "--out", str(tmp_path)]) == 0
-    kept = json.loads((tmp_path / "toys.json").read_text())
-    assert set(kept["toys"]) == set(kept["courses"]) == set(recipe.PROBLEMS)
-    for problem in kept["toys"].values():
+    results = json.loads((tmp_path / "toys.json").read_text())
+    assert set(results["toys"]) == set(results["courses"]) == set(recipe.PROBLEMS)
+    for problem in results["toys"].values():
         assert set(problem["methods"]) == {*courses.candidates(2)}
         for draws in problem["methods"].values():
-            assert [sum(one["counts"].values()) for one in draws.values()] == [3, 3]
+            assert [sum(draw["counts"].values()) for draw in draws.values()] == [3, 3]
     text = (tmp_path / "toys.md").read_text()
     assert "1-D intervals" in text
     assert "2-D Gaussians" in text

@@ -78,9 +78,9 @@ def test_audits(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Of 12 runs in which they were counted, none excluded an update." in page
     inversion = recipe("inversion", monkeypatch, TRAINING={"plain SGD": {}}, DIGITS=8, STEPS=40)
     assert inversion.main() == 0
-    found = json.loads((small / "inversion.json").read_text())["runs"]["plain SGD"]
-    assert found["labels"] == 1.0
-    assert max(found["mse"]) < 0.3
+    run = json.loads((small / "inversion.json").read_text())["runs"]["plain SGD"]
+    assert run["labels"] == 1.0
+    assert max(run["mse"]) < 0.3
 
 
 @pytest.mark.parametrize("name", STORED)

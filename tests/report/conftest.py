@@ -81,12 +81,14 @@ def write_run(
         }
         if t % 2 == 0 or t == rounds:
             accuracy = float(0.97 * (1 - np.exp(-rate * t)) * (1 + 0.02 * rng.uniform(-1, 1)))
-            each = np.clip(accuracy + 0.1 * rng.standard_normal(CLIENTS), 0, 1)
+            accuracies = np.clip(accuracy + 0.1 * rng.standard_normal(CLIENTS), 0, 1)
             for scope in scopes:
                 middle = "/mean" if scope == "clients" else ""
                 row[f"{scope}/accuracy{middle}"] = accuracy
                 row[f"{scope}/loss{middle}"] = 2.3 * (1 - accuracy)
-            clients += [{"round": t, "client": k, "n": 10 + k, "accuracy": a, "loss": 1.0} for k, a in enumerate(each)]
+            clients += [
+                {"round": t, "client": k, "n": 10 + k, "accuracy": a, "loss": 1.0} for k, a in enumerate(accuracies)
+            ]
         cohort = rng.choice(CLIENTS, COHORT, replace=False)
         mixing += [{"round": t, "client": int(k), "p": 1 / COHORT} for k in cohort]
         lines.append(json.dumps(row))
@@ -114,10 +116,10 @@ def write_run(
 @pytest.fixture
 def make_run(tmp_path: Path) -> Maker:
     """Make a run directory below the test's own directory; the name counts up unless given."""
-    made: list[Path] = []
+    paths: list[Path] = []
 
     def make(name: str | None = None, **settings: Any) -> Path:
-        made.append(write_run(tmp_path / "runs" / (name or f"run{len(made)}"), **settings))
-        return made[-1]
+        paths.append(write_run(tmp_path / "runs" / (name or f"run{len(paths)}"), **settings))
+        return paths[-1]
 
     return make

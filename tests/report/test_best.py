@@ -18,8 +18,8 @@ TUNING = ("run", "-q", "-m", "data=digits", "clients=4", "rounds=2", "local.lr=0
 
 def test_the_best_settings_of_each_method_become_recipes_of_one_sweep(cli: Cli) -> None:
     assert cli(*TUNING, "method=fedavg,scaffold").code == 0
-    done = cli("report", "tuning", "--best", "tuned")
-    assert done.code == 0
+    answer = cli("report", "tuning", "--best", "tuned")
+    assert answer.code == 0
     for method in ("fedavg", "scaffold"):
         means = {
             lr: sum(score(Path("tuning") / f"{method}-lr={lr}-{seed}") for seed in (8, 9)) / 2
@@ -32,7 +32,7 @@ def test_the_best_settings_of_each_method_become_recipes_of_one_sweep(cli: Cli) 
         assert recipe.keys().isdisjoint({"seed", "evaluation", "engine", "machine", "out"})
         end = {"0.01": " (the smallest tried)", "0.1": "", "1": " (the largest tried)"}[lr]
         text = f"tuned/{method}.yaml: local.lr={lr}{end}; validation accuracy {100 * means[lr]:.2f} ±"
-        assert text in " ".join(done.out.split())
+        assert text in " ".join(answer.out.split())
     assert (
         cli("run", "-q", "-m", "tuned/fedavg.yaml", "tuned/scaffold.yaml", "seed=1,2", "rounds=1", "out=final").code
         == 0
@@ -48,39 +48,39 @@ def score(run: Path) -> float:
 
 def test_settings_of_which_a_run_failed_are_not_chosen_and_updates_left_out_are_told(cli: Cli) -> None:
     assert cli(*TUNING, "method=fedavg", "local.lr=0.1,1e30").code == 0
-    done = cli("report", "tuning", "--best", "tuned")
+    answer = cli("report", "tuning", "--best", "tuned")
     assert resolve([], Path("tuned/fedavg.yaml"))["local.lr"] == 0.1
-    assert "best of 2." in done.out
+    assert "best of 2." in answer.out
     for seed in (8, 9):
         path = Path(f"tuning/fedavg-lr=0.1-{seed}/summary.json")
         path.write_text(json.dumps(json.loads(path.read_text()) | {"status": "failed"}))
-    done = cli("report", "tuning", "--best", "other")
+    answer = cli("report", "tuning", "--best", "other")
     assert resolve([], Path("other/fedavg.yaml"))["local.lr"] == 1e30
-    assert "best of 2, without 100.00 % of the clients' updates." in " ".join(done.out.split())
+    assert "best of 2, without 100.00 % of the clients' updates." in " ".join(answer.out.split())
     for seed in (8, 9):
         path = Path(f"tuning/fedavg-lr=1e+30-{seed}/summary.json")
         path.write_text(json.dumps(json.loads(path.read_text()) | {"status": "failed"}))
-    done = cli("report", "tuning", "--best", "none")
-    assert "fedavg: no recipe, since none of its settings has a result of all seeds." in done.out
+    answer = cli("report", "tuning", "--best", "none")
+    assert "fedavg: no recipe, since none of its settings has a result of all seeds." in answer.out
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [(("evaluation.what=[global,clients]",), "run them with validation=0.2, and"), ((), "'there' exists already")],
 )
-def test_no_recipe_is_made_of_test_samples_or_over_others(words: tuple[str, ...], said: str, cli: Cli) -> None:
+def test_no_recipe_is_made_of_test_samples_or_over_others(words: tuple[str, ...], message: str, cli: Cli) -> None:
     Path("there").mkdir()
     assert cli(*TUNING, "method=fedavg", "local.lr=0.1,1", "seed=1", *words).code == 0
-    done = cli("report", "tuning", "--best", "there")
-    assert (done.code, said in " ".join(done.err.split())) == (2, True)
+    answer = cli("report", "tuning", "--best", "there")
+    assert (answer.code, message in " ".join(answer.err.split())) == (2, True)
     assert not list(Path("there").iterdir())
 
 
 def test_runs_from_python_have_no_recipe(cli: Cli) -> None:
     federation = fl.data.federate("digits", "iid", clients=4, validation=0.2)
     fl.run("fedavg", federation, "mlp", rounds=1, evaluation=fl.Evaluation(what=("validation",)), out="one")
-    done = cli("report", "one", "--best", "tuned")
-    assert (done.code, "was started from Python" in done.err) == (2, True)
+    answer = cli("report", "one", "--best", "tuned")
+    assert (answer.code, "was started from Python" in answer.err) == (2, True)
 
 
 def test_runs_of_several_recipes_are_called_after_them(cli: Cli) -> None:
@@ -91,11 +91,9 @@ def test_runs_of_several_recipes_are_called_after_them(cli: Cli) -> None:
     assert runs == {
         f"fedavg-recipe={name}-{seed}": lr for name, lr in (("low", 0.01), ("high", 0.1)) for seed in (1, 2)
     }
-    done = cli("run", "-q", "-m", "low.yaml", "high.yaml", "method.alpha=1")
-    assert (done.code, done.err.startswith("fedloom: low.yaml: method 'fedavg' has no setting or slot 'alpha'")) == (
-        2,
-        True,
-    )
+    answer = cli("run", "-q", "-m", "low.yaml", "high.yaml", "method.alpha=1")
+    assert answer.code == 2
+    assert answer.err.startswith("fedloom: low.yaml: method 'fedavg' has no setting or slot 'alpha'")
 
 
 def test_settings_of_a_distillation_are_chosen_on_its_validation_samples(cli: Cli) -> None:
@@ -114,8 +112,8 @@ def test_what_a_strangers_settings_hold_does_not_reach_the_terminal_raw(cli: Cli
     assert cli(*TUNING, "method=fedavg", "local.lr=0.1,1", "seed=1").code == 0
     for path in Path("tuning").glob("*/config.yaml"):
         path.write_text(re.sub(r"(?m)^  lr: (.*)$", r'  lr: "\\e[31m\1"', path.read_text(), count=1))
-    done = cli("report", "tuning", "--best", "tuned")
-    assert (done.code, "\x1b" in done.out, "local.lr=[31m" in done.out.replace(" ", "")) == (0, False, True)
+    answer = cli("report", "tuning", "--best", "tuned")
+    assert (answer.code, "\x1b" in answer.out, "local.lr=[31m" in answer.out.replace(" ", "")) == (0, False, True)
 
 
 def test_recipes_whose_names_would_be_alike_are_files_of_their_own(cli: Cli) -> None:

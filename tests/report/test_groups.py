@@ -47,14 +47,14 @@ def test_runs_begun_in_python_on_other_data_are_other_groups(tmp_path: Path, pro
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         groups = read_groups(runs)
-    assert [[run.path.name for run in one.runs] for one in groups] == [
+    assert [[run.path.name for run in member.runs] for member in groups] == [
         ["fedavg-iid-1", "fedavg-iid-2"],
         ["fedavg-pathological-1", "fedavg-pathological-2"],
         ["feddyn-iid-1", "feddyn-iid-2"],
     ]
-    iid, other, feddyn = groups
+    iid, pathological, feddyn = groups
     assert on_the_same_data(iid, feddyn)
-    assert not on_the_same_data(iid, other)
+    assert not on_the_same_data(iid, pathological)
     assert problem_warnings(groups)
     assert not problem_warnings([iid, feddyn])
     assert ("partition.name" in settings(groups)[0]) == provenance
@@ -72,10 +72,10 @@ def test_a_paper_chooses_groups_their_order_and_names(cli: Cli, make_run, tmp_pa
     assert [row.partition(",")[0] for row in table] == ["method", "FedDyn (ours)", "FedAvg"]
     paired = (Path("page") / "tables" / "paired.csv").read_text().splitlines()
     assert [row.partition(",")[0] for row in paired] == ["method", "FedAvg"]  # from the first
-    for content, said in (("fedyn: x", "did you mean 'feddyn'?"), ("feddyn: x\nfedavg: x", "need different names")):
+    for content, message in (("fedyn: x", "did you mean 'feddyn'?"), ("feddyn: x\nfedavg: x", "need different names")):
         names.write_text(content)
         answer = cli("report", str(tmp_path), "--out", "page", "--names", str(names))
-        assert (answer.code, said in answer.err) == (2, True), answer.err
+        assert (answer.code, message in answer.err) == (2, True), answer.err
 
 
 def test_methods_stand_beside_data_whatever_their_settings(cli: Cli, make_run, tmp_path: Path) -> None:
@@ -108,15 +108,15 @@ def test_runs_of_other_commands_are_averaged_over_seeds(command: str, cli: Cli) 
     }
     answer = cli(command, "-m", "-q", *words[command], "seed=1,2", "out=there")
     assert answer.code == 0, answer.err
-    one, other = (member for member in read_groups(["there"]) if member.method != "ce")  # the teacher
-    assert len(one.runs) == len(other.runs) == 2
-    assert {one.label, other.label} == set(words[command][0].partition("=")[2].split(","))
-    assert on_the_same_data(one, other)
-    assert paired_table([one, other]) is not None
+    first, second = (member for member in read_groups(["there"]) if member.method != "ce")  # the teacher
+    assert len(first.runs) == len(second.runs) == 2
+    assert {first.label, second.label} == set(words[command][0].partition("=")[2].split(","))
+    assert on_the_same_data(first, second)
+    assert paired_table([first, second]) is not None
 
 
 @pytest.mark.parametrize(
-    ("split", "grouped"),
+    ("split", "expected"),
     [
         ("${seed}", {"kd": [1, 2], "ce": [1, 2]}),
         # one teacher, which has the seed of its data
@@ -124,11 +124,11 @@ def test_runs_of_other_commands_are_averaged_over_seeds(command: str, cli: Cli) 
         ("1,2", {"kd, split_seed=1": [1, 2], "kd, split_seed=2": [1, 2], "ce": [1, 2]}),
     ],
 )
-def test_a_split_drawn_by_the_seed_separates_no_seeds(split: str, grouped: dict[str, list[int]], cli: Cli) -> None:
+def test_a_split_drawn_by_the_seed_separates_no_seeds(split: str, expected: dict[str, list[int]], cli: Cli) -> None:
     words = ("method=kd", "epochs=2", "teacher_epochs=1", "teacher=mlp", "model=logistic", f"split_seed={split}")
     answer = cli("distill", "-m", "-q", *words, "seed=1,2", "out=there")
     assert answer.code == 0, answer.err
-    assert {one.label: [int(run.seed) for run in one.runs] for one in read_groups(["there"])} == grouped
+    assert {member.label: [int(run.seed) for run in member.runs] for member in read_groups(["there"])} == expected
 
 
 def python_distillation(out: Path, seed: int, method: str, teacher: int, split: int = 0) -> Path:
@@ -137,8 +137,10 @@ def python_distillation(out: Path, seed: int, method: str, teacher: int, split: 
         torch.manual_seed(teacher)
         guide = make(8)
     data = distill.Splits.of("digits", seed=split)
-    made = distill.DistillExperiment(distill.distillers.make(method), data, lambda: make(4), guide, epochs=2, seed=seed)
-    distill.run(made, out)
+    experiment = distill.DistillExperiment(
+        distill.distillers.make(method), data, lambda: make(4), guide, epochs=2, seed=seed
+    )
+    distill.run(experiment, out)
     return out
 
 
@@ -150,7 +152,7 @@ def test_distillations_begun_in_python_are_averaged_over_seeds(tmp_path: Path) -
         python_distillation(tmp_path / f"kd-1-{seed}", seed, "kd", 1)
         python_distillation(tmp_path / f"kd-s-{seed}", seed, "kd", 2 + seed, split=seed)
     groups = read_groups([tmp_path])
-    assert [[run.path.name for run in one.runs] for one in groups] == [
+    assert [[run.path.name for run in member.runs] for member in groups] == [
         ["ce-1", "ce-2"],
         ["kd-0-1", "kd-0-2"],
         ["kd-1-1", "kd-1-2"],
@@ -169,9 +171,9 @@ def test_online_runs_begun_in_python_are_averaged_over_seeds(tmp_path: Path) -> 
             make = lambda: models.make("logistic", classes=10, inputs=(1, 8, 8))  # noqa: E731
             local = Local(steps=1, batch_size=4, lr=0.1)
             name = type(learner).__name__.lower()
-            made = Online(name, grid(learner, Maml(), local, {}), tasks, make, seed=seed)
-            run_online(made, tmp_path / f"{name}-{seed}")
-    assert [(one.label, len(one.runs)) for one in read_groups([tmp_path])] == [("ftml", 2), ("moml", 2)]
+            experiment = Online(name, grid(learner, Maml(), local, {}), tasks, make, seed=seed)
+            run_online(experiment, tmp_path / f"{name}-{seed}")
+    assert [(member.label, len(member.runs)) for member in read_groups([tmp_path])] == [("ftml", 2), ("moml", 2)]
 
 
 def test_a_run_begun_in_python_records_its_data_but_is_no_recipe(tmp_path: Path) -> None:
@@ -198,7 +200,7 @@ def test_only_runs_with_the_same_draws_are_duplicates(make_run) -> None:
     here, there, again = make_run(seed=1), make_run(seed=1, config={"identity": facts}), make_run(seed=1)
     with pytest.warns(UserWarning, match="run2 has the settings and the seed of .*run0, and is left out"):
         groups = read_groups([here, there, again])
-    assert [[run.path.name for run in one.runs] for one in groups] == [["run0"], ["run1"]]
+    assert [[run.path.name for run in member.runs] for member in groups] == [["run0"], ["run1"]]
     assert not on_the_same_data(*groups)
     assert "the samples that clients hold" in problem_warnings(groups)[0]
 
@@ -213,8 +215,8 @@ def test_of_two_duplicates_the_one_that_has_ended_is_kept(make_run) -> None:
 
 def test_where_a_run_was_made_does_not_separate_seeds(make_run) -> None:
     there = {"engine": {"name": "processes", "workers": 8}, "device": "cuda"}
-    (one,) = read_groups([make_run(seed=1), make_run(seed=2, config=there)])
-    assert (one.label, len(one.runs)) == ("fedavg", 2)
+    (member,) = read_groups([make_run(seed=1), make_run(seed=2, config=there)])
+    assert (member.label, len(member.runs)) == ("fedavg", 2)
 
 
 def test_the_command_line_notes_a_duplicate(make_run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -233,8 +235,8 @@ def test_names_of_strangers_do_not_reach_the_terminal_raw(
         warnings.simplefilter("always")
         assert main(["report", str(once), str(again), "--out", str(tmp_path / "page")]) == 0
     assert main(["report", str(tmp_path / "\x1b[31m"), "--out", str(tmp_path / "page")]) == 2
-    said = capsys.readouterr().err
-    assert ("is left out" in said, "is not a run directory" in said, "\x1b" in said) == (True, True, False)
+    message = capsys.readouterr().err
+    assert ("is left out" in message, "is not a run directory" in message, "\x1b" in message) == (True, True, False)
 
 
 def test_runs_without_a_seed_are_no_duplicates(make_run) -> None:
@@ -243,8 +245,8 @@ def test_runs_without_a_seed_are_no_duplicates(make_run) -> None:
         replace(run, config={k: v for k, v in run.config.items() if k != "seed"}, facts={"method.name": "fedavg"})
         for run in runs
     ]
-    (one,) = group(runs)
-    assert [run.seed for run in one.runs] == ["–", "–"]
+    (member,) = group(runs)
+    assert [run.seed for run in member.runs] == ["–", "–"]
 
 
 def test_only_equal_data_are_paired(make_run) -> None:
@@ -254,8 +256,8 @@ def test_only_equal_data_are_paired(make_run) -> None:
 
     runs = [run("fedavg", seed, f"a{seed}") for seed in (1, 2)]
     same = [run("feddyn", seed, f"a{seed}") for seed in (1, 2)]
-    other = [run("scaffold", seed, f"b{seed}") for seed in (1, 2)]
-    table = paired_table(read_groups([*runs, *same, *other]))
+    scaffold = [run("scaffold", seed, f"b{seed}") for seed in (1, 2)]
+    table = paired_table(read_groups([*runs, *same, *scaffold]))
     assert table is not None
     assert list(table.names) == ["feddyn"]
 
@@ -268,14 +270,14 @@ def test_the_table_of_runs_has_what_privacy_cost(make_run: Callable[..., Path]) 
             json.loads(line) | {"privacy/epsilon": epsilon} for line in (run / "metrics.jsonl").read_text().splitlines()
         ]
         (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (spent,) = [column for column in runs_table(read_groups(runs)).columns if column.title == "ε"]
-    assert [cell.text for cell in spent.cells] == ["2.934", "infinite"]
+    (epsilons,) = [column for column in runs_table(read_groups(runs)).columns if column.title == "ε"]
+    assert [cell.text for cell in epsilons.cells] == ["2.934", "infinite"]
     assert latex([runs_table(read_groups(runs))]).isascii(), "every letter is one of LaTeX"
 
 
 def test_settings_are_written_as_they_are_typed(make_run) -> None:
-    own = {"method": {"name": "feddyn", "alpha": 1.0}, "data_seed": None, "augment": ["flip"], "held_out": True}
-    groups = read_groups([make_run(method="feddyn"), make_run(method="feddyn", config=own)])
+    config = {"method": {"name": "feddyn", "alpha": 1.0}, "data_seed": None, "augment": ["flip"], "held_out": True}
+    groups = read_groups([make_run(method="feddyn"), make_run(method="feddyn", config=config)])
     assert groups[1].label == "feddyn, alpha=1, data_seed=null, augment=[flip]"
     assert settings(groups)[0]["held_out"] == ["–", "true"]
 
@@ -287,7 +289,7 @@ def test_a_page_tells_no_folder_or_address_of_a_machine(make_run) -> None:
         for seed in (1, 2)
     ]
     groups = read_groups(runs)
-    assert [len(one.runs) for one in groups] == [2, 2]
+    assert [len(member.runs) for member in groups] == [2, 2]
     differ, common = settings(groups)
     assert differ["init"] == ["start.pt", "start.pt"]
     assert common["deploy.nodes"] == "4"

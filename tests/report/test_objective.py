@@ -52,45 +52,45 @@ def test_it_is_the_mixture_of_the_losses_of_received_models(method: Method, on: 
     assert records[2][OBJECTIVE] < records[1][OBJECTIVE] < records[0][OBJECTIVE]
 
 
-@pytest.mark.parametrize("asked", [True, False])
-def test_losses_on_validation_samples_are_kept_apart(asked: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("with_received", [True, False])
+def test_losses_on_validation_samples_are_kept_apart(with_received: bool, tmp_path: Path) -> None:
     """With equal coefficients the objective is FedAvg's, whatever the policy sees."""
-    on = ("clients", "received") if asked else ("clients",)
+    on = ("clients", "received") if with_received else ("clients",)
     federation = federate("digits", "dirichlet_balanced", clients=5, seed=1, validation=0.2)
     for name, method in (("plain", methods.term(0.0)), ("held_out", methods.term(0.0, response="validation"))):
         run(experiment(method, on, federation=federation), tmp_path / name)
-    (plain, one), (held_out, other) = stored(tmp_path / "plain"), stored(tmp_path / "held_out")
-    assert ("loss" in other, OBJECTIVE in held_out[0]) == (asked, asked)
-    assert not {"held_out_loss"} & one.keys()
-    for ours, theirs in zip(held_out, plain, strict=True):
-        mine = other["round"] == ours["round"]
-        mixture = float((other["p"] * other["held_out_loss"])[mine].sum())
-        assert ours[HELD_OUT_OBJECTIVE] == pytest.approx(mixture, rel=1e-12)
-        assert ours["round"] == 1 or ours[HELD_OUT_OBJECTIVE] != pytest.approx(theirs[OBJECTIVE], rel=1e-4)
-        if asked:
-            assert ours[OBJECTIVE] == theirs[OBJECTIVE]
+    (plain, plain_mixing), (held_out, mixing) = stored(tmp_path / "plain"), stored(tmp_path / "held_out")
+    assert ("loss" in mixing, OBJECTIVE in held_out[0]) == (with_received, with_received)
+    assert not {"held_out_loss"} & plain_mixing.keys()
+    for record, plain_record in zip(held_out, plain, strict=True):
+        in_round = mixing["round"] == record["round"]
+        mixture = float((mixing["p"] * mixing["held_out_loss"])[in_round].sum())
+        assert record[HELD_OUT_OBJECTIVE] == pytest.approx(mixture, rel=1e-12)
+        assert record["round"] == 1 or record[HELD_OUT_OBJECTIVE] != pytest.approx(plain_record[OBJECTIVE], rel=1e-4)
+        if with_received:
+            assert record[OBJECTIVE] == plain_record[OBJECTIVE]
 
 
 def test_asking_changes_nothing_else(tmp_path: Path) -> None:
     for name, on in (("quiet", ("clients",)), ("asked", ("clients", "received"))):
         run(experiment(methods.fedavg(), on, participation=0.4), tmp_path / name)
-    (quiet, without), (asked, having) = stored(tmp_path / "quiet"), stored(tmp_path / "asked")
+    (quiet, quiet_mixing), (records, mixing) = stored(tmp_path / "quiet"), stored(tmp_path / "asked")
     assert not any(OBJECTIVE in record for record in quiet)
-    assert "loss" not in without
-    assert np.isfinite(having["loss"]).all()
-    np.testing.assert_array_equal(without["p"], having["p"])
-    same = [{k: v for k, v in record.items() if k not in (OBJECTIVE, "mixing/kl", "seconds")} for record in asked]
+    assert "loss" not in quiet_mixing
+    assert np.isfinite(mixing["loss"]).all()
+    np.testing.assert_array_equal(quiet_mixing["p"], mixing["p"])
+    same = [{k: v for k, v in record.items() if k not in (OBJECTIVE, "mixing/kl", "seconds")} for record in records]
     assert same == [{k: v for k, v in record.items() if k != "seconds"} for record in quiet]
 
 
 def test_a_round_that_nobody_reaches_leaves_gaps_and_no_broken_table(tmp_path: Path) -> None:
     run(experiment(methods.term(), ("clients",), cohort=1, drop_rate=0.6, seed=3), tmp_path / "run")
     records, mixing = stored(tmp_path / "run")
-    gone = [record["failures"] == 1 for record in records]
-    assert any(gone)
-    assert not all(gone)
-    assert [record.get(OBJECTIVE) is None for record in records] == gone
-    assert np.isnan(mixing["loss"]).tolist() == gone
+    dropouts = [record["failures"] == 1 for record in records]
+    assert any(dropouts)
+    assert not all(dropouts)
+    assert [record.get(OBJECTIVE) is None for record in records] == dropouts
+    assert np.isnan(mixing["loss"]).tolist() == dropouts
 
 
 def test_no_weight_on_anybody_is_no_objective(tmp_path: Path) -> None:
@@ -127,9 +127,11 @@ def test_the_page_draws_it_where_it_is(make_run, tmp_path: Path) -> None:
     silent = make_run(method="fedavg", rounds=2)
     assert "Global objective" not in build([silent], tmp_path / "without").read_text()
     page = build([silent, script(make_run(method="aaggff_s", rounds=2), [2.0, 1.0])], tmp_path / "with")
-    each, total = (figure for figure in figures_of(page) if figure["heading"].startswith("Global objective"))
-    assert [line["label"] for line in each["series"]] == [line["label"] for line in total["series"]] == ["aaggff_s"]
-    assert (each["series"][0]["y"], total["series"][0]["y"]) == ([2.0, 1.0], [2.0, 3.0])
+    per_round, total = (figure for figure in figures_of(page) if figure["heading"].startswith("Global objective"))
+    assert (
+        [line["label"] for line in per_round["series"]] == [line["label"] for line in total["series"]] == ["aaggff_s"]
+    )
+    assert (per_round["series"][0]["y"], total["series"][0]["y"]) == ([2.0, 1.0], [2.0, 3.0])
 
 
 def test_the_page_draws_losses_on_validation_samples_apart(tmp_path: Path) -> None:

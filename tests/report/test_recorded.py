@@ -48,20 +48,20 @@ def test_the_bins_of_all_clients_models_are_those_of_their_predictions(method: s
     federation = federate("digits", "dirichlet", clients=4, seed=1, validation=0.2)
     make = lambda: models.make("mlp", classes=10, inputs=(1, 8, 8), hidden=(6,))  # noqa: E731
     evaluation = Evaluation(("clients",), metrics=("accuracy", "ece"))
-    made = Experiment(methods.make(method), federation, make, rounds=2, evaluation=evaluation)
-    result = run(made, tmp_path / "run")
+    experiment = Experiment(methods.make(method), federation, make, rounds=2, evaluation=evaluation)
+    result = run(experiment, tmp_path / "run")
     sure, right = [], []
     for client in range(4):
-        own = federation.held_out.client(client)
-        p = result.trained.client(client).outputs(own.x).double().softmax(1)
+        samples = federation.held_out.client(client)
+        p = result.trained.client(client).outputs(samples.x).double().softmax(1)
         sure.append(p.amax(1).numpy())
-        right.append((p.argmax(1) == own.y).numpy())
+        right.append((p.argmax(1) == samples.y).numpy())
     confidence, correct = np.concatenate(sure), np.concatenate(right)
-    wanted = np.zeros((15, 3))
+    expected = np.zeros((15, 3))
     for low in range(15):
         inside = (confidence > low / 15) & (confidence <= (low + 1) / 15)
         if inside.any():
-            wanted[low] = inside.mean(), confidence[inside].mean(), correct[inside].mean()
-    np.testing.assert_allclose(result.history[-1]["clients/reliability"], wanted, atol=1e-6)
+            expected[low] = inside.mean(), confidence[inside].mean(), correct[inside].mean()
+    np.testing.assert_allclose(result.history[-1]["clients/reliability"], expected, atol=1e-6)
     names = {figure["name"] for figure in figures_of(build([tmp_path / "run"], tmp_path / "page"))}
     assert ("reliability_clients" in names, "reliability" in names) == (True, False)

@@ -40,21 +40,14 @@ def texts(table: ReportTable) -> list[list[str]]:
 
 
 def column(table: ReportTable, name: str) -> list[str]:
-    (found,) = (one for one in table.columns if one.title == name)
-    return [cell.text for cell in found.cells]
+    (cells,) = (col.cells for col in table.columns if col.title == name)
+    return [cell.text for cell in cells]
 
 
 def test_runs_that_share_everything_but_the_seed_are_one_group(make_run) -> None:
     runs = [make_run(method="feddyn", seed=2), make_run(seed=1), make_run(seed=2), make_run(method="feddyn", seed=1)]
     groups = read([*runs, runs[0]])
     assert [(g.label, [r.seed for r in g.runs]) for g in groups] == [("fedavg", ["1", "2"]), ("feddyn", ["2", "1"])]
-
-
-def test_a_run_counts_once(make_run) -> None:
-    runs = [make_run(seed=1), make_run(seed=2), make_run(seed=1)]
-    with pytest.warns(UserWarning, match="run2 has the settings and the seed of .*run0, and is left out"):
-        (group,) = read(runs)
-    assert [run.path.name for run in group.runs] == ["run0", "run1"]
 
 
 def test_only_runs_on_the_same_data_are_paired(make_run) -> None:
@@ -88,11 +81,11 @@ def test_a_different_problem_is_warned_of(make_run) -> None:
 
 
 def test_a_method_has_one_colour_and_variants_other_dashes() -> None:
-    one, two, three, four = line_styles(["fedavg", "feddyn", "feddyn", "afl"])
-    assert two.colour == three.colour
-    assert two.dash != three.dash
-    assert len({one.colour, two.colour, four.colour}) == 3
-    assert line_styles(["afl", "feddyn", "fedavg"]) == [four, two, one]
+    fedavg, feddyn, variant, afl = line_styles(["fedavg", "feddyn", "feddyn", "afl"])
+    assert feddyn.colour == variant.colour
+    assert feddyn.dash != variant.dash
+    assert len({fedavg.colour, feddyn.colour, afl.colour}) == 3
+    assert line_styles(["afl", "feddyn", "fedavg"]) == [afl, feddyn, fedavg]
     many = line_styles([f"m{i}" for i in range(40)])
     assert len({(s.colour, s.dash) for s in many}) == 32
 
@@ -113,7 +106,7 @@ def test_the_best_round_of_a_distillation_is_none_of_its_warm_start(make_run) ->
     run = script(make_run(method="kd", rounds=4), "phase", ["warm", "warm", "main", "main"])
     script(script(run, "global/accuracy", [0.7, 0.8, 0.2, 0.3]), "global/cross_entropy", [0.9, 0.8, 2.0, 2.5])
     (table, *_) = final_tables(read([run]))
-    best = {one.spanner: one.cells[0].text for one in table.columns if one.title == "best round"}
+    best = {col.spanner: col.cells[0].text for col in table.columns if col.title == "best round"}
     assert (best["accuracy, %"], best["cross entropy"]) == ("30.00", "2")
 
 
@@ -197,24 +190,24 @@ def test_lines_are_means_over_the_seeds_that_got_there(make_run) -> None:
 def test_a_curve_is_drawn_over_rounds_bytes_and_seconds(make_run, tmp_path: Path) -> None:
     runs = [make_run(seed=1, rounds=4), make_run(seed=2, rounds=4)]
     records = [[json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()] for run in runs]
-    (figure,) = (one for one in figures_of(build(runs, tmp_path / "out")) if one["name"] == "global_accuracy")
+    (figure,) = (figure for figure in figures_of(build(runs, tmp_path / "out")) if figure["name"] == "global_accuracy")
     assert [axis["label"] for axis in figure["x"]] == ["rounds", "bytes sent", "wall-clock time"]
     (line,) = figure["series"]
     assert line["x"][0] == [2, 4]
     assert line["x"][1] == [2 * 8 * 4000, 4 * 8 * 4000]
     assert line["x"][2] == pytest.approx([0.2, 0.4])
-    both = np.array([[row["global/accuracy"] for row in rows if "global/accuracy" in row] for rows in records])
-    np.testing.assert_allclose(line["y"], both.mean(0), rtol=1e-5)
-    np.testing.assert_allclose([line["low"], line["high"]], [both.min(0), both.max(0)], rtol=1e-5)
+    accuracies = np.array([[row["global/accuracy"] for row in rows if "global/accuracy" in row] for rows in records])
+    np.testing.assert_allclose(line["y"], accuracies.mean(0), rtol=1e-5)
+    np.testing.assert_allclose([line["low"], line["high"]], [accuracies.min(0), accuracies.max(0)], rtol=1e-5)
     assert figure["level"] == ["target", 0.8]
 
 
 def test_a_moving_average_is_shown_from_fifty_evaluations_on(make_run) -> None:
     rng = np.random.default_rng(0)
-    for count, shown in ((49, False), (60, True)):
+    for count, has_average in ((49, False), (60, True)):
         values = rng.uniform(size=count).tolist()
         table = final_tables(read([script(make_run(rounds=count), "global/accuracy", values)]))[0]
-        assert ("EMA 0.9" in [one.title for one in table.columns]) == shown
+        assert ("EMA 0.9" in [col.title for col in table.columns]) == has_average
     weights = 0.1 * 0.9 ** np.arange(60)[::-1]  # of the plain recursion from 0, which 60 steps make whole
     average = (weights @ values) / weights.sum()
     assert float(column(table, "EMA 0.9")[0]) == pytest.approx(100 * average, abs=0.2)
@@ -224,8 +217,8 @@ def test_paired_differences_are_those_of_the_t_test_on_common_seeds(make_run) ->
     values = {"fedavg": [0.50, 0.60, 0.55, 0.9], "feddyn": [0.58, 0.66, 0.60], "scaffold": [0.5, 0.62, 0.54]}
     runs = [
         script(make_run(method=method, seed=seed, rounds=2), "global/accuracy", [None, value])
-        for method, each in values.items()
-        for seed, value in enumerate(each)
+        for method, accuracies in values.items()
+        for seed, value in enumerate(accuracies)
     ]
     table = paired_table(read(runs))
     assert table is not None
@@ -253,7 +246,7 @@ def test_ablation_shows_parts_and_settings_that_differ_beside_the_result(make_ru
 
     table = ablation_table(read([variant("fedavg", "Drift()", 0.1, 0.5), variant("x", "Other(a=1)", 0.2, 0.75)]))
     assert table is not None
-    assert [one.title for one in table.columns] == ["drift", "local.lr", "result", "against fedavg"]
+    assert [col.title for col in table.columns] == ["drift", "local.lr", "result", "against fedavg"]
     assert texts(table) == [["fedavg", "–", "0.1", "50.00", "0.00"], ["x", "Other(a=1)", "0.2", "75.00", "25.00"]]
 
 
@@ -267,12 +260,12 @@ def test_ablation_names_parts_as_they_are_typed(make_run) -> None:
     table = ablation_table(read([variant("fedavg", "Mixing()", 0.5), variant("x", "Uniform()", 0.75)]))
     assert table is not None
     assert [row[1:3] for row in texts(table)] == [["–", "by_samples"], ["dynamic(alpha=0.1)", "uniform"]]
-    one, other = (f"Own(a=1) code {digit * 12}" for digit in "ab")
-    for second, told in ((one, "Own(a=1)"), (other, other)):
-        parts = zip("yzw", ("Mixing()", one, second), strict=True)
+    first, other = (f"Own(a=1) code {digit * 12}" for digit in "ab")
+    for second, text in ((first, "Own(a=1)"), (other, other)):
+        parts = zip("yzw", ("Mixing()", first, second), strict=True)
         table = ablation_table(read([variant(method, mixing, 0.5) for method, mixing in parts]))
         assert table is not None
-        assert texts(table)[-1][1] == told
+        assert texts(table)[-1][1] == text
 
 
 def test_runs_of_other_tasks_stay_out_of_tables_in_which_they_have_nothing(make_run) -> None:
@@ -299,14 +292,18 @@ def test_means_that_read_alike_are_best_together(make_run) -> None:
 
 def test_gains_pair_clients_of_the_same_seed(make_run, tmp_path: Path) -> None:
     runs = [make_run(method=m, seed=s, rounds=2, rate=r) for m, r in (("fedavg", 0.2), ("ditto", 0.5)) for s in (1, 2)]
-    (figure,) = (one for one in figures_of(build(runs, tmp_path / "out")) if one["name"].startswith("gain_over"))
+    (figure,) = (
+        figure for figure in figures_of(build(runs, tmp_path / "out")) if figure["name"].startswith("gain_over")
+    )
     (cloud,) = figure["series"]
-    each = [parquet.read_table(run / "clients.parquet").to_pandas().set_index("client")["accuracy"] for run in runs]
+    accuracies = [
+        parquet.read_table(run / "clients.parquet").to_pandas().set_index("client")["accuracy"] for run in runs
+    ]
     for name, x, y in zip(cloud["names"], cloud["x"][0], cloud["y"], strict=True):
         client, seed = (int(word) for word in name.replace(",", "").split()[1::2])
-        assert [x, y] == pytest.approx([each[seed - 1][client], each[seed + 1][client]], rel=1e-5)
+        assert [x, y] == pytest.approx([accuracies[seed - 1][client], accuracies[seed + 1][client]], rel=1e-5)
     assert len(cloud["y"]) == 40
-    better = np.mean([each[s + 2] > each[s] for s in (0, 1)])
+    better = np.mean([accuracies[s + 2] > accuracies[s] for s in (0, 1)])
     assert f"ditto: {100 * better:.0f} %" in figure["caption"]
 
 
@@ -316,7 +313,7 @@ def test_accuracy_against_lambda_and_reliability_are_what_the_last_round_recorde
         script(run, f"lambda/{at}/accuracy/mean", [None, 0.1, value])
     bins: list = [[0.25, 0.4, 0.3], [0.0, 0.0, 0.0], [0.75, 0.9, 0.8]]
     script(run, "global/reliability", [None, None, bins])
-    figures = {one["name"]: one for one in figures_of(build([run], tmp_path / "out"))}
+    figures = {figure["name"]: figure for figure in figures_of(build([run], tmp_path / "out"))}
     (line,) = figures["lambda"]["series"]
     assert (line["x"], line["y"]) == ([[0, 0.5, 1]], [0.5, 0.7, 0.6])
     (line,) = figures["reliability"]["series"]
@@ -346,11 +343,11 @@ def test_latex_has_multicolumns_bold_and_escapes() -> None:
 
 @pytest.mark.parametrize("text", ["$", "$a$", "_a", "a\nb\x00c", "x" * 500, ""])
 def test_plain_text_is_one_short_line_without_mathematics(text: str) -> None:
-    found = plain(text)
-    assert found.isprintable()
-    assert len(found) <= 80
-    assert not found.startswith("_")
-    assert found.replace(r"\$", "").count("$") == 0
+    line = plain(text)
+    assert line.isprintable()
+    assert len(line) <= 80
+    assert not line.startswith("_")
+    assert line.replace(r"\$", "").count("$") == 0
 
 
 def test_runs_judged_by_another_metric_than_the_accuracy_are_compared_by_it(make_run) -> None:

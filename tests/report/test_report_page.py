@@ -47,14 +47,14 @@ class Reader(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list) -> None:
         self.tags.append(tag)
-        given = dict(attrs)
-        self.links += [given[name] for name in ("src", "href", "srcset") if name in given]
-        if tag == "img" or given.get("role") == "img":
-            self.figures.append(given)
+        attributes = dict(attrs)
+        self.links += [attributes[name] for name in ("src", "href", "srcset") if name in attributes]
+        if tag == "img" or attributes.get("role") == "img":
+            self.figures.append(attributes)
         self.captions += tag == "figcaption"
-        self.policy = given["content"] if "http-equiv" in given else self.policy
-        self.ids += [given["id"]] if "id" in given else []
-        assert not any(name.startswith("on") for name in given)
+        self.policy = attributes["content"] if "http-equiv" in attributes else self.policy
+        self.ids += [attributes["id"]] if "id" in attributes else []
+        assert not any(name.startswith("on") for name in attributes)
         if tag not in VOID:
             self.open.append(tag)
 
@@ -84,13 +84,13 @@ def three_methods(make_run) -> list[Path]:
 def test_page_figures_and_tables_from_several_methods(three_methods: list[Path], tmp_path: Path) -> None:
     out = tmp_path / "deep" / "out"
     page = build(three_methods, out, title="Do <b>we</b> agree?")
-    found = Reader(page)
+    reader = Reader(page)
 
     assert page == out / "report.html"
-    assert "b" in found.tags  # only our own: the title's is text
-    assert "Do <b>we</b> agree?" in found.text
-    assert HOSTILE in found.text
-    assert {link[1:] for link in found.links if link.startswith("#")} <= set(found.ids)
+    assert "b" in reader.tags  # only our own: the title's is text
+    assert "Do <b>we</b> agree?" in reader.text
+    assert HOSTILE in reader.text
+    assert {link[1:] for link in reader.links if link.startswith("#")} <= set(reader.ids)
     for word in (
         "Results",
         "Curves",
@@ -100,12 +100,12 @@ def test_page_figures_and_tables_from_several_methods(three_methods: list[Path],
         "Runs and failures",
         "Citations",
     ):
-        assert word in found.text
-    assert "lowest to the highest seed" in found.text
-    assert "7 of 12" in found.text
-    assert "unfinished" in found.text
-    assert "There is no summary.json: the run is not finished." in found.text
-    assert found.text.count("@article{fedavg2021") == 1
+        assert word in reader.text
+    assert "lowest to the highest seed" in reader.text
+    assert "7 of 12" in reader.text
+    assert "unfinished" in reader.text
+    assert "There is no summary.json: the run is not finished." in reader.text
+    assert reader.text.count("@article{fedavg2021") == 1
 
     assert {figure["name"] for figure in figures_of(page)} >= {
         "global_accuracy",
@@ -126,15 +126,15 @@ def test_page_figures_and_tables_from_several_methods(three_methods: list[Path],
 
 def test_the_page_makes_no_request_and_runs_its_own_script_only(three_methods: list[Path], tmp_path: Path) -> None:
     page = build(three_methods, tmp_path / "out", title=HOSTILE)
-    found = Reader(page)
-    assert found.tags.count("script") == len(found.scripts) == 2  # data and code
-    digest = base64.b64encode(hashlib.sha256(found.scripts[1].encode()).digest()).decode()
-    rules = dict(rule.strip().split(" ", 1) for rule in found.policy.split(";"))
+    reader = Reader(page)
+    assert reader.tags.count("script") == len(reader.scripts) == 2  # data and code
+    digest = base64.b64encode(hashlib.sha256(reader.scripts[1].encode()).digest()).decode()
+    rules = dict(rule.strip().split(" ", 1) for rule in reader.policy.split(";"))
     assert rules["default-src"] == "'none'"
     assert rules["script-src"] == f"'sha256-{digest}'"
     assert {*rules} == {"default-src", "img-src", "style-src", "script-src"}
     assert rules["img-src"] == "data:"
-    assert all(link.startswith(("#", "data:")) for link in found.links)
+    assert all(link.startswith(("#", "data:")) for link in reader.links)
     assert not re.search(r"https?://|@import|fetch\(|XMLHttp|innerHTML", page.read_text())
     labels = {line["label"] for figure in figures_of(page) for line in figure.get("series", ())}
     assert {"fedavg", HOSTILE, ODD} <= labels
@@ -142,17 +142,17 @@ def test_the_page_makes_no_request_and_runs_its_own_script_only(three_methods: l
 
 def test_every_figure_has_a_caption_and_alternative_text(three_methods: list[Path], tmp_path: Path) -> None:
     page = build(three_methods, tmp_path / "out")
-    found = Reader(page)
-    assert len(found.figures) == found.captions == len(figures_of(page)) > 5
-    for figure, given in zip(figures_of(page), found.figures, strict=True):
-        assert given["aria-label"] == f"{figure['heading']}. {figure['caption']}"
+    reader = Reader(page)
+    assert len(reader.figures) == reader.captions == len(figures_of(page)) > 5
+    for figure, attributes in zip(figures_of(page), reader.figures, strict=True):
+        assert attributes["aria-label"] == f"{figure['heading']}. {figure['caption']}"
         assert len(figure["caption"]) > 10
 
 
 def test_tables_can_be_taken_from_the_page(three_methods: list[Path], tmp_path: Path) -> None:
     page = build(three_methods, tmp_path / "out")
-    kept = [base64.b64decode(link.partition(",")[2]).decode() for link in Reader(page).links if "text/csv" in link]
-    assert sorted(kept) == sorted(path.read_text() for path in (tmp_path / "out" / "tables").iterdir())
+    tables = [base64.b64decode(link.partition(",")[2]).decode() for link in Reader(page).links if "text/csv" in link]
+    assert sorted(tables) == sorted(path.read_text() for path in (tmp_path / "out" / "tables").iterdir())
 
 
 def test_figures_for_papers_are_pdf_and_svg(make_run, tmp_path: Path) -> None:
@@ -169,35 +169,35 @@ def test_figures_for_papers_are_pdf_and_svg(make_run, tmp_path: Path) -> None:
     assert b">a group<" in drawings["gain.svg"]  # text, not outlines
     assert all(b"<svg" in content for content in drawings.values())
     long = replace(points, heading="Deployed models on the clients' own test data, mean over clients: accuracy")
-    (drawn,) = (content.decode() for _, content in paper.files([long], ["svg"]))
-    (width,) = re.findall(r'<svg .*?width="([\d.]+)pt"', drawn, re.DOTALL)
+    (svg,) = (content.decode() for _, content in paper.files([long], ["svg"]))
+    (width,) = re.findall(r'<svg .*?width="([\d.]+)pt"', svg, re.DOTALL)
     assert float(width) < 1.1 * 3.4 * 72, "one column wide, however long its title"
-    assert "over clients: accuracy" in drawn
+    assert "over clients: accuracy" in svg
 
 
 def test_figures_are_chosen_by_name_and_look_as_styles_say(tmp_path: Path) -> None:
     """A style may neither run LaTeX, which would run what it reads, nor write pictures beside the file."""
     heat = HeatMap("mixing", "Mixing_1", "", "round", "client", ["1"], ["0"], np.ones((1, 1)))
-    others = [replace(heat, name=name) for name in ("gain_1", "gain_2")]
+    gains = [replace(heat, name=name) for name in ("gain_1", "gain_2")]
     file = tmp_path / "mine.mplstyle"
     file.write_text("figure.figsize: 5, 3\nsavefig.bbox: standard\nfont.family: monospace\nfont.size: 20\n"
                     "text.usetex: True\nsvg.image_inline: False\n")  # fmt: skip
-    drawings = dict(paper.files([heat, *others], ["svg"], only=["gain*"], sheets=["grayscale", str(file)]))
+    drawings = dict(paper.files([heat, *gains], ["svg"], only=["gain*"], sheets=["grayscale", str(file)]))
     assert list(drawings) == ["gain_1.svg", "gain_2.svg"]
     svg = drawings["gain_1.svg"]
     assert b'width="360pt" height="216pt"' in svg
     assert re.search(rb"20px[^>]*mono", svg, re.IGNORECASE)
     assert b"data:image/png" in svg
-    for wrong, said in ((("gain",), "unknown figure 'gain'"), (("*",), "unknown style or file 'gray'")):
-        with pytest.raises(ConfigError, match=re.escape(said)):
-            next(paper.files([heat, *others], ["svg"], only=wrong, sheets=["gray"]))
-    for wrong, said in (
+    for wrong, message in ((("gain",), "unknown figure 'gain'"), (("*",), "unknown style or file 'gray'")):
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            next(paper.files([heat, *gains], ["svg"], only=wrong, sheets=["gray"]))
+    for wrong, message in (
         ("font.size: huge", "is not a style of matplotlib"),
         ("figure.figsize: -5, 3", "mixing cannot be drawn in these styles: figure size must be positive"),
         ("savefig.dpi: 20000", "mixing cannot be drawn in these styles: it has more than 100,000,000 pixels"),
     ):
         file.write_text(wrong)
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             next(paper.files([heat], ["svg"], sheets=[str(file)]))
 
 
@@ -208,8 +208,8 @@ def test_a_style_runs_no_code(tmp_path: Path) -> None:
     frames = f"g.append((g[0].gi_frame{5 * '.f_back'}.f_builtins for _ in [1]))"
     cycle = f"[[{frames} or {python}] for g in [[]]] and cycler('color', 'rgb')"
     file.write_text(f" axes.prop_cycle\t: {cycle}\nfont.size: 20\n")
-    (found,) = paper.styles([str(file)])
-    assert dict(found) == {"font.size": 20}
+    (style,) = paper.styles([str(file)])
+    assert dict(style) == {"font.size": 20}
     assert not there.exists()
 
 
@@ -220,14 +220,14 @@ def test_a_live_page_reads_itself_again(make_run, tmp_path: Path) -> None:
 
 
 def test_a_page_that_is_written_again_leaves_no_table_of_other_runs(make_run, tmp_path: Path) -> None:
-    one, other, out = make_run(), make_run(method="other"), tmp_path / "out"
-    build([one, other], out)
+    first, second, out = make_run(), make_run(method="other"), tmp_path / "out"
+    build([first, second], out)
     (out / "tables" / "mine.csv").write_text("a,b\n")
     assert (out / "tables" / "settings.csv").is_file()
-    build([one], out)
-    left = {path.stem for path in (out / "tables").glob("*.csv")}
-    assert left == {"mine", *re.findall(r'id="table-(\w+)"', (out / "report.html").read_text())}
-    assert "settings" not in left
+    build([first], out)
+    names = {path.stem for path in (out / "tables").glob("*.csv")}
+    assert names == {"mine", *re.findall(r'id="table-(\w+)"', (out / "report.html").read_text())}
+    assert "settings" not in names
 
 
 def test_one_unfinished_run_with_nothing_but_the_two_files(make_run, tmp_path: Path) -> None:
@@ -293,10 +293,10 @@ def test_values_of_any_type_are_text_on_the_page(make_run, tmp_path: Path) -> No
         "<b>/accuracy": True,
     }
     (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    found = Reader(build([run], tmp_path / "out"))
-    assert "[1,{<i>: 2}]" in found.text
-    assert "{'<s>': 2}" in found.text
-    assert not {"i", "s"} & set(found.tags)
+    reader = Reader(build([run], tmp_path / "out"))
+    assert "[1,{<i>: 2}]" in reader.text
+    assert "{'<s>': 2}" in reader.text
+    assert not {"i", "s"} & set(reader.tags)
 
 
 def test_a_run_from_python_is_told_by_its_identity(make_run, tmp_path: Path) -> None:
@@ -334,36 +334,36 @@ def test_a_folder_of_runs_stands_for_all_of_them(make_run, tmp_path: Path) -> No
 
 
 def test_a_run_inside_a_folder_that_has_no_round_yet_is_named(make_run, tmp_path: Path) -> None:
-    kept, early = (make_run(seed=seed, rounds=2, files=()) for seed in (1, 2))
+    complete, early = (make_run(seed=seed, rounds=2, files=()) for seed in (1, 2))
     (early / "metrics.jsonl").unlink()
     (early / "checkpoint").mkdir()
     with pytest.warns(UserWarning, match=r"runs/run1: left out, since no round has ended\.$"):
         page = build([tmp_path / "runs"], tmp_path / "out")
-    assert page.read_bytes() == build([kept], tmp_path / "again").read_bytes()
+    assert page.read_bytes() == build([complete], tmp_path / "again").read_bytes()
 
 
 def test_a_run_inside_a_folder_that_lost_its_configuration_is_named(make_run, tmp_path: Path) -> None:
-    kept, lost = (make_run(seed=seed, rounds=2, files=()) for seed in (1, 2))
+    complete, lost = (make_run(seed=seed, rounds=2, files=()) for seed in (1, 2))
     (lost / "config.yaml").unlink()
     with pytest.warns(UserWarning, match=r"runs/run1 lacks config\.yaml and is left out\.$"):
         page = build([tmp_path / "runs"], tmp_path / "out")
-    assert page.read_bytes() == build([kept], tmp_path / "again").read_bytes()
-    (kept / "config.yaml").unlink()
+    assert page.read_bytes() == build([complete], tmp_path / "again").read_bytes()
+    (complete / "config.yaml").unlink()
     with pytest.raises(FedLoomError, match=r"contains none; .*run0, .*run1 lack config\.yaml\.$"):
         build([tmp_path / "runs"], tmp_path / "out")
 
 
 @pytest.mark.parametrize(
-    ("missing", "said"),
+    ("missing", "message"),
     [
         ("config.yaml", "is not a run directory: it has no config.yaml"),
         ("metrics.jsonl", "has no rounds on record: its metrics.jsonl is missing; leave it out"),
     ],
 )
-def test_not_a_run_directory_names_the_missing_file(make_run, tmp_path: Path, missing: str, said: str) -> None:
+def test_not_a_run_directory_names_the_missing_file(make_run, tmp_path: Path, missing: str, message: str) -> None:
     run = make_run(rounds=2)
     (run / missing).unlink()
-    with pytest.raises(FedLoomError, match=rf"run0 {said}\.$"):
+    with pytest.raises(FedLoomError, match=rf"run0 {message}\.$"):
         build([run], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -420,11 +420,11 @@ def test_columns_of_another_type_are_left_out(change: dict[str, list[Any]], make
 
 
 def test_the_head_tells_one_run_from_several_and_the_heterogeneity_of_the_partition(make_run, tmp_path: Path) -> None:
-    one = build([make_run(method="feddyn", rounds=2)], tmp_path / "one").read_text()
-    assert "<h1>Run of feddyn</h1>" in one
-    assert "dirichlet, alpha 0.3" in one
-    two = build([make_run(rounds=2), make_run(method="x", rounds=2)], tmp_path / "two").read_text()
-    assert "<h1>Comparison of runs</h1>" in two
+    single = build([make_run(method="feddyn", rounds=2)], tmp_path / "one").read_text()
+    assert "<h1>Run of feddyn</h1>" in single
+    assert "dirichlet, alpha 0.3" in single
+    several = build([make_run(rounds=2), make_run(method="x", rounds=2)], tmp_path / "two").read_text()
+    assert "<h1>Comparison of runs</h1>" in several
 
 
 def test_levels_and_what_clients_deploy_have_sections_of_their_own(make_run, tmp_path: Path) -> None:
@@ -441,10 +441,10 @@ def test_levels_and_what_clients_deploy_have_sections_of_their_own(make_run, tmp
     assert places == sorted(places)
     assert "global_simple_accuracy" in {figure["name"] for figure in figures_of(page)}
 
-    own = make_run(method="ditto")
-    summary = json.loads((own / "summary.json").read_text())
-    (own / "summary.json").write_text(json.dumps({**summary, "headline": "clients/accuracy/mean"}))
-    text = Reader(build([own, run], tmp_path / "own")).text
+    ditto = make_run(method="ditto")
+    summary = json.loads((ditto / "summary.json").read_text())
+    (ditto / "summary.json").write_text(json.dumps({**summary, "headline": "clients/accuracy/mean"}))
+    text = Reader(build([ditto, run], tmp_path / "own")).text
     assert text.index("Deployed models on the clients' own test data") < text.index(
         "Server model on the common test set"
     )

@@ -69,7 +69,7 @@ def test_a_teachers_accuracy(accuracy: Any, drawn_at: float | None, make_run, tm
     run = make_run(rounds=2, config={"evaluation": {"every": 2}})
     summary = json.loads((run / "summary.json").read_text()) | {"teacher": {"accuracy": accuracy}}
     (run / "summary.json").write_text(json.dumps(summary))
-    (figure,) = (one for one in figures_of(build([run], tmp_path / "out")) if one["name"] == "global_accuracy")
+    (figure,) = (figure for figure in figures_of(build([run], tmp_path / "out")) if figure["name"] == "global_accuracy")
     assert figure["level"] == (None if drawn_at is None else ["teacher", drawn_at])
 
 
@@ -78,9 +78,9 @@ def test_a_partition_of_many_clients_shows_some_of_them(make_run, tmp_path: Path
     run, clients = make_run(rounds=2), np.arange(1000)
     columns = {"client": np.repeat(clients, 2), "label": np.tile([0, 1], 1000), "samples": np.arange(2000)}
     parquet.write_table(pa.table(columns), run / "partition.parquet")
-    (figure,) = (one for one in figures_of(build([run], tmp_path / "out")) if one["name"] == "partition")
-    shown = np.array(figure["columns"], int)
-    assert len(shown) == 200
-    assert figure["z"] == [(2 * shown).tolist(), (2 * shown + 1).tolist()]
+    (figure,) = (figure for figure in figures_of(build([run], tmp_path / "out")) if figure["name"] == "partition")
+    sample = np.array(figure["columns"], int)
+    assert len(sample) == 200
+    assert figure["z"] == [(2 * sample).tolist(), (2 * sample + 1).tolist()]
     assert "200 of 1000 clients" in figure["caption"]
     assert read([run])[0].runs[0].training_clients == 20

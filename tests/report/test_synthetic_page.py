@@ -18,7 +18,7 @@ from fedloom_apps.report.tables import final_tables, headline, synthetic_table
 Maker = Callable[..., Path]
 
 
-def judged(path: Path, accuracy: float) -> Path:
+def add_judgement(path: Path, accuracy: float) -> Path:
     """Add what a judge says to a run's records, every fourth round, and a picture."""
     records = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     for record in records:
@@ -33,17 +33,17 @@ def judged(path: Path, accuracy: float) -> Path:
 
 
 def test_sets_have_a_table_curves_and_pictures(make_run: Maker, tmp_path: Path) -> None:
-    runs = [judged(make_run(method="fedevg", seed=seed), 0.5 + 0.1 * seed) for seed in (1, 2)]
+    runs = [add_judgement(make_run(method="fedevg", seed=seed), 0.5 + 0.1 * seed) for seed in (1, 2)]
     plain = make_run(method="fedavg")
     groups = read([*runs, plain])
     table = synthetic_table(groups)
     assert table is not None
     assert [name for name, *_ in table.rows] == ["fedevg"]
     assert [column.title for column in table.columns] == ["accuracy, %", "FID", "copies, %", "best accuracy, %"]
-    energies = [row for found in final_tables(groups) if found.name == "final_train" for row in found.rows]
+    energies = [row for table in final_tables(groups) if table.name == "final_train" for row in table.rows]
     assert [name for name, *_ in energies] in ([], ["fedavg"])  # an energy has no best round
     assert table.rows[0][2][0].text.startswith("65.00")
-    assert [found.heading for found in synthetic_images(groups)] == ["Real", "fedevg"]
+    assert [image.heading for image in synthetic_images(groups)] == ["Real", "fedevg"]
     page = build([*runs, plain], tmp_path / "page").read_text()
     assert page.count("One row per class") + page.count("one row per class") >= 2
     assert "FID of the synthetic set" in page
@@ -51,13 +51,13 @@ def test_sets_have_a_table_curves_and_pictures(make_run: Maker, tmp_path: Path) 
 
 
 def test_sets_are_compared_by_what_is_learnt_from_them_and_never_by_an_energy(make_run: Maker) -> None:
-    made = {name: [judged(make_run(method=name, seed=seed), a + 0.1 * seed) for seed in (1, 2)]
+    runs = {name: [add_judgement(make_run(method=name, seed=seed), a + 0.1 * seed) for seed in (1, 2)]
             for name, a in (("fedevg", 0.5), ("fedcvae", 0.3))}  # fmt: skip
-    table = paired_table(read([*made["fedevg"], *made["fedcvae"]]))
+    table = paired_table(read([*runs["fedevg"], *runs["fedcvae"]]))
     assert table is not None
     assert "Classifier trained on the synthetic set" in table.caption
     assert table.rows[0][2][1].text.startswith("-20.00")
-    assert (headline(read([*made["fedevg"], make_run(method="fedavg")])) or ("",))[0] != "train/loss"
+    assert (headline(read([*runs["fedevg"], make_run(method="fedavg")])) or ("",))[0] != "train/loss"
 
 
 def test_without_sets_the_page_says_nothing_of_them(make_run: Maker, tmp_path: Path) -> None:
@@ -69,10 +69,10 @@ def test_without_sets_the_page_says_nothing_of_them(make_run: Maker, tmp_path: P
 
 @pytest.mark.parametrize("missing", ["real.png", "synthetic.png"])
 def test_a_picture_that_is_missing_is_left_out(make_run: Maker, missing: str) -> None:
-    run = judged(make_run(method="fedevg"), 0.5)
+    run = add_judgement(make_run(method="fedevg"), 0.5)
     (run / "figures" / missing).unlink()
-    found = [picture.heading for picture in synthetic_images(read([run]))]
-    assert found == ([] if missing == "synthetic.png" else ["fedevg"])
+    headings = [picture.heading for picture in synthetic_images(read([run]))]
+    assert headings == ([] if missing == "synthetic.png" else ["fedevg"])
 
 
 def test_only_pictures_of_the_run_are_embedded(make_run: Maker, tmp_path: Path) -> None:

@@ -21,24 +21,24 @@ def test_the_page_follows_until_all_planned_runs_have_ended(
     first = make_run("fedavg-1", rounds=2, planned=4, files=())
     folder = first.parent
     (folder / "sweep.yaml").write_text("fedavg-1: {}\nfeddyn-1: {}\n")
-    page, seen = folder / "report.html", []
+    page, looks = folder / "report.html", []
 
     def later(seconds: float) -> None:
         text = page.read_text()
-        seen.append((page.stat().st_mtime_ns, f'data-reload="{seconds}"' in text, "feddyn" in text, "2 of 4" in text))
-        if len(seen) == 2:  # a round more
+        looks.append((page.stat().st_mtime_ns, f'data-reload="{seconds}"' in text, "feddyn" in text, "2 of 4" in text))
+        if len(looks) == 2:  # a round more
             with (first / "metrics.jsonl").open("a") as file:
                 file.write(json.dumps({"round": 3, "seconds": 0.1}) + "\n")
-        elif len(seen) == 3:
+        elif len(looks) == 3:
             (first / "summary.json").write_text('{"status": "finished"}')
-        elif len(seen) == 4:
+        elif len(looks) == 4:
             make_run("feddyn-1", method="feddyn", rounds=2, files=("summary.json",))
 
     monkeypatch.setattr(report.time, "sleep", later)
     monkeypatch.setattr(report.Lock, "may_be_held", lambda path: path == folder)
     assert main(["report", "--watch", str(folder)]) == 0
-    times, live, second, early = zip(*seen, strict=True)
-    assert len(seen) == 4
+    times, live, second, early = zip(*looks, strict=True)
+    assert len(looks) == 4
     assert times[0] == times[1] < times[2]  # written when a run has grown, not otherwise
     assert all(live)
     assert (second, early) == ((False,) * 4, (True, True, False, False))
@@ -55,7 +55,7 @@ def test_a_planned_run_that_never_began_is_not_waited_for_once_its_sweep_is_over
     (folder / "sweep.yaml").write_text("fedavg-1: {}\nfeddyn-1: {}\n")
     over, end = os.pipe()
     if not (sweep := os.fork()):
-        _held = report.Lock(folder)
+        _lock = report.Lock(folder)
         os.read(over, 1)
         os._exit(0)
     until = time.monotonic() + 60
