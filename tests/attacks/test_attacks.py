@@ -9,6 +9,7 @@ from statistics import NormalDist
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as parquet
 import pytest
 import torch
 from helpers.federations import classes
@@ -36,7 +37,7 @@ from fedloom_apps.audit.attacks import ALIE, Backdoor, Gaussian, InnerProduct, L
 
 SEED = 3
 ALL = [LabelFlip(), SignFlip(), Replacement(), Gaussian(), ALIE(), InnerProduct(), Backdoor(size=1)]
-SENT: list[np.ndarray] = []
+UPDATES: list[np.ndarray] = []
 
 
 @dataclass(frozen=True)
@@ -46,16 +47,16 @@ class Recorder(Mixing):
     needs = Needs(updates=True)
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
-        SENT.append(torch.stack(list(info.updates)).numpy())
+        UPDATES.append(torch.stack(list(info.updates)).numpy())
         return state, np.full(len(info.updates), 1 / len(info.updates))
 
 
-def sent(attack: Attack | None) -> list[np.ndarray]:
+def received_updates(attack: Attack | None) -> list[np.ndarray]:
     """The updates [n, P] that reach the server in each of two rounds."""
-    SENT.clear()
+    UPDATES.clear()
     method = Method("recorded", (CrossEntropy(),), mixing=Recorder())
     go(method, rounds=2, seed=SEED, attack=attack)
-    return list(SENT)
+    return list(UPDATES)
 
 
 def members(fraction: float = 0.34, clients: int = 6) -> np.ndarray:
@@ -67,11 +68,11 @@ def members(fraction: float = 0.34, clients: int = 6) -> np.ndarray:
     [SignFlip(0.34, 2.0), Replacement(0.34), Gaussian(0.34, 0.5), ALIE(0.34, 1.5), ALIE(0.34), InnerProduct(0.34, 0.7)],
 )
 def test_hostile_clients_send_what_the_papers_say_and_honest_ones_what_they_would(attack: Attack) -> None:
-    (honest, _), (forged, later) = sent(None), sent(attack)
+    (honest, _), (forged, later) = received_updates(None), received_updates(attack)
     hostile = members()
-    others = np.setdiff1d(np.arange(6), hostile)
-    good = honest[others]
-    np.testing.assert_array_equal(forged[others], good)
+    honest_clients = np.setdiff1d(np.arange(6), hostile)
+    good = honest[honest_clients]
+    np.testing.assert_array_equal(forged[honest_clients], good)
     expected: Any = None
     match attack:
         case SignFlip():
@@ -130,7 +131,9 @@ IDENTITIES: list[tuple[Uplink, float]] = [
 ]
 
 
-@pytest.mark.parametrize("attack", [one for one in ALL if one.forges], ids=lambda attack: type(attack).__name__)
+@pytest.mark.parametrize(
+    "attack", [attack for attack in ALL if attack.forges], ids=lambda attack: type(attack).__name__
+)
 @pytest.mark.parametrize("name", ["feddyn", "feddc", "fedsplit", "fedexp", "scaffold"])
 def test_uplinks_that_change_nothing_change_nothing_under_an_attack(name: str, attack: Attack) -> None:
     """Whatever is a function of the update is one of the forged update, in messages and in the clients' states."""
@@ -153,36 +156,36 @@ def test_without_hostile_clients_a_run_is_the_honest_one_bit_for_bit(attack: Att
 def test_engines_agree_bit_for_bit_and_computes_up_to_rounding(attack: Attack, compute: str) -> None:
     attack = replace(attack, fraction=0.34)
     settings: dict[str, Any] = {"attack": attack, "evaluation": Evaluation(what=("global",))}
-    one = go("feddyn", compute=compute, **settings)
-    two = go("feddyn", compute=compute, engine="processes", engine_settings={"workers": 2}, **settings)
-    assert_same_run(one, two)
+    serial = go("feddyn", compute=compute, **settings)
+    processes = go("feddyn", compute=compute, engine="processes", engine_settings={"workers": 2}, **settings)
+    assert_same_run(serial, processes)
     if compute == "batched":
-        assert_same_run(one, go("feddyn", **settings), 1e-9)
+        assert_same_run(serial, go("feddyn", **settings), 1e-9)
         assert_same_run(go("fedavg", compute=compute, **settings), go("fedavg", **settings), 1e-9)  # sums alone
 
 
 @pytest.mark.parametrize("attack", [InnerProduct(0.34), Backdoor(0.34, size=1), Gaussian(0.34)])
 def test_a_run_resumes_to_the_same_bits_and_knows_its_attack(attack: Attack, tmp_path: Path) -> None:
-    given = experiment("feddyn", rounds=4, attack=attack)
-    whole = run(given)
-    run(replace(given, rounds=2), tmp_path)
-    assert_same_run(run(given, tmp_path, resume=True), whole)
+    setup = experiment("feddyn", rounds=4, attack=attack)
+    full_run = run(setup)
+    run(replace(setup, rounds=2), tmp_path)
+    assert_same_run(run(setup, tmp_path, resume=True), full_run)
     for other in (None, replace(attack, fraction=0.17)):
         with pytest.raises(CheckpointError, match="attack"):
-            run(replace(given, attack=other, rounds=5), tmp_path, resume=True)
+            run(replace(setup, attack=other, rounds=5), tmp_path, resume=True)
 
 
 def test_hostile_clients_follow_from_the_seed_alone() -> None:
-    drawn = [tuple(Attack(0.3).hostile(20, seed)) for seed in range(40)]
-    assert all(len(set(one)) == 6 for one in drawn)
-    assert len(set(drawn)) > 35
-    assert tuple(SignFlip(0.3).hostile(20, 5)) == drawn[5]
-    every = np.bincount(np.concatenate(drawn), minlength=20)
-    assert every.min() > 3
-    trusted = Attack(0.3).hostile(20, 5, trusted=[drawn[5][0]])
+    hostile = [tuple(Attack(0.3).hostile(20, seed)) for seed in range(40)]
+    assert all(len(set(clients)) == 6 for clients in hostile)
+    assert len(set(hostile)) > 35
+    assert tuple(SignFlip(0.3).hostile(20, 5)) == hostile[5]
+    counts = np.bincount(np.concatenate(hostile), minlength=20)
+    assert counts.min() > 3
+    trusted = Attack(0.3).hostile(20, 5, trusted=[hostile[5][0]])
     assert len(trusted) == 6
-    assert drawn[5][0] not in trusted
-    assert set(drawn[5][1:]) < set(trusted)
+    assert hostile[5][0] not in trusted
+    assert set(hostile[5][1:]) < set(trusted)
 
 
 def test_the_root_of_fltrust_is_never_hostile() -> None:
@@ -215,18 +218,15 @@ def test_a_backdoor_stamps_a_share_of_hostile_samples(shape: tuple[int, ...], me
         before, after = data.client(client), poisoned.client(client)
         changed = (before.x != after.x).reshape(len(before), -1).any(1).numpy()
         assert changed.sum() == (round(0.5 * len(before)) if client in (0, 4) else 0)
-        stamped, rest = after.x[changed].numpy(), after.x[~changed]
-        torch.testing.assert_close(rest, before.x[~changed], rtol=0, atol=0)
+        torch.testing.assert_close(after.x[~changed], before.x[~changed], rtol=0, atol=0)
         assert (after.y[changed] == 2).all()
         torch.testing.assert_close(after.y[~changed], before.y[~changed], rtol=0, atol=0)
-        for row in stamped:
-            expected = before.x[changed].numpy()[0] * 0 + row
-            if len(shape) > 1:
-                for channel, value in enumerate(bright):
-                    expected[channel, 2:, 2:] = value
-            else:
-                expected[-2:] = 1.0
-            np.testing.assert_allclose(row, expected, rtol=1e-12)
+        expected = before.x[changed].clone()
+        if len(shape) > 1:
+            expected[..., 2:, 2:] = torch.tensor(bright, dtype=expected.dtype)[:, None, None]
+        else:
+            expected[:, -2:] = 1.0
+        torch.testing.assert_close(after.x[changed], expected, rtol=1e-12, atol=0)
     goal = attack.goal(replace(federation.test, mean=mean, std=tuple(2 * m for m in mean)))
     assert len(goal) == int((federation.test.y != 2).sum())
     assert (goal.y == 2).all()
@@ -242,23 +242,21 @@ def test_success_and_detection_are_recorded_and_a_backdoor_works_where_it_is_not
     stamped = attack.goal(federation.test)
     result = run(experiment("fedavg", attack=attack, **settings), tmp_path)
     with torch.no_grad():
-        said = result.model(stamped.x).argmax(1)
-    assert result.history[-1]["attack/success"] == pytest.approx(float((said == 0).double().mean()))
+        labels = result.model(stamped.x).argmax(1)
+    assert result.history[-1]["attack/success"] == pytest.approx(float((labels == 0).double().mean()))
     assert result.history[-1]["attack/success"] > result.history[0]["attack/success"] - 1e-9
-    import pyarrow.parquet as parquet
-
     rows = parquet.read_table(tmp_path / "mixing.parquet").to_pydict()
     hostile = attack.hostile(8, SEED)
     assert {c for c, bad in zip(rows["client"], rows["hostile"], strict=True) if bad} == set(hostile.tolist())
-    caught = go(Method("f", (CrossEntropy(),), mixing=TrimmedMean(0.3)), attack=Gaussian(0.25, 10.0), **settings)
-    assert caught.history[-1]["attack/detection"] == 1.0  # extreme values are cut off
-    assert "attack/success" not in caught.history[-1]
+    trimmed = go(Method("f", (CrossEntropy(),), mixing=TrimmedMean(0.3)), attack=Gaussian(0.25, 10.0), **settings)
+    assert trimmed.history[-1]["attack/detection"] == 1.0  # extreme values are cut off
+    assert "attack/success" not in trimmed.history[-1]
     assert go("fedavg").history[-1].keys().isdisjoint({"attack/success", "attack/detection"})
 
 
 def test_without_a_common_test_set_the_success_of_an_attack_is_not_measured() -> None:
-    whole = classes()
-    federation = replace(whole, test=whole.test.take(torch.arange(0)))
+    with_tests = classes()
+    federation = replace(with_tests, test=with_tests.test.take(torch.arange(0)))
     records = go("fedavg", federation=federation, attack=LabelFlip(0.34), rounds=1).history
     assert "attack/success" not in records[-1]
     assert "attack/detection" in records[-1]
@@ -326,27 +324,27 @@ class Odd(Attack):
     """An attack whose hooks return something else."""
 
     at: str = ""
-    made: Any = None
+    value: Any = None
 
     def poison(self, data: Split, hostile: np.ndarray, seed: int) -> Split:
-        return self.made if self.at == "poison" else data
+        return self.value if self.at == "poison" else data
 
     def hostile(self, clients: int, seed: int, trusted: Collection[int] = ()) -> np.ndarray:
-        return self.made if self.at == "hostile" else np.array([1])
+        return self.value if self.at == "hostile" else np.array([1])
 
     def collude(self, honest: Tensor, hostile: int) -> Tensor:
-        return self.made if self.at == "collude" else honest[0]
+        return self.value if self.at == "collude" else honest[0]
 
 
 @pytest.mark.parametrize(
     ("attack", "sentence"),
     [
         (Odd(at="poison"), "the clients' data are None, not a Split; see poison of the attack"),
-        (Odd(at="hostile", made=np.array([1, 999])), "attack Odd: hostile returned client 999"),
-        (Odd(at="hostile", made=[1, 999]), "attack Odd: hostile returned client 999"),
+        (Odd(at="hostile", value=np.array([1, 999])), "attack Odd: hostile returned client 999"),
+        (Odd(at="hostile", value=[1, 999]), "attack Odd: hostile returned client 999"),
         (Odd(at="collude"), "attack Odd: collude returned None instead of a tensor"),
         (
-            Odd(at="collude", made=torch.zeros(2)),
+            Odd(at="collude", value=torch.zeros(2)),
             r"attack Odd: collude returned a tensor of the shape \[2\] instead of",
         ),
     ],

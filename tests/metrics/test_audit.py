@@ -13,10 +13,10 @@ from fedloom_apps.audit.inference import inference, lira, logit_confidence, loss
 def test_the_figures_by_hand() -> None:
     scores = np.array([5.0, 4.0, 4.0, 3.0, 2.0, 1.0])
     member = np.array([True, True, False, True, False, False])
-    found = inference(scores, member, fpr=0.3)
-    assert found.auc == pytest.approx((3 + 2.5 + 2) / 9)
-    assert found.advantage == pytest.approx(2 / 3)  # at 3: all members, one of three others
-    assert found.tpr == pytest.approx(1 / 3)  # at 5, with no other
+    figures = inference(scores, member, fpr=0.3)
+    assert figures.auc == pytest.approx((3 + 2.5 + 2) / 9)
+    assert figures.advantage == pytest.approx(2 / 3)  # at 3: all members, one of three others
+    assert figures.tpr == pytest.approx(1 / 3)  # at 5, with no other
     assert inference(scores, member, fpr=0.34).tpr == 1.0
     assert inference(-scores, member).advantage == 0.0
     assert loss_threshold(np.array([0.1, 2.0])).tolist() == [-0.1, -2.0]
@@ -57,10 +57,10 @@ def test_rates_of_many_scores_are_those_of_each_threshold() -> None:
     """Also where scores are as many as samples, whose products no memory and no patience holds."""
     draw = np.random.default_rng(2)
     scores, member = draw.normal(size=300).round(1), draw.random(300) < 0.3
-    rates = [[(scores[of] >= t).mean() for of in (member, ~member)] for t in np.unique(scores)]
-    found = inference(scores, member, fpr=0.1)
-    assert found.advantage == max(true - false for true, false in rates)
-    assert found.tpr == max(true for true, false in rates if false <= 0.1)
+    rates = [[(scores[rows] >= t).mean() for rows in (member, ~member)] for t in np.unique(scores)]
+    figures = inference(scores, member, fpr=0.1)
+    assert figures.advantage == max(true - false for true, false in rates)
+    assert figures.tpr == max(true for true, false in rates if false <= 0.1)
     many = np.arange(10**6, dtype=float)
     assert inference(many, many >= 10**6 / 2) == (1.0, 1.0, 1.0)
 

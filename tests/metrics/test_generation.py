@@ -76,19 +76,19 @@ def mmd(a: np.ndarray, b: np.ndarray) -> float:
 
 def test_kid_is_its_double_sums() -> None:
     a, b = normal(11, 4, seed=1), normal(11, 4, seed=2) * 1.5
-    found = kid(a, b)
-    assert found.mean == pytest.approx(mmd(a.double().numpy(), b.double().numpy()), rel=1e-10)
-    assert found.std == 0
+    distance = kid(a, b)
+    assert distance.mean == pytest.approx(mmd(a.double().numpy(), b.double().numpy()), rel=1e-10)
+    assert distance.std == 0
 
 
 def test_kid_over_subsets_is_the_mean_of_its_values() -> None:
     a, b = normal(30, 4, seed=1), normal(9, 4, seed=2) + 1
-    found, again, other = (kid(a, b, subsets=40, size=6, seed=s) for s in (0, 0, 1))
-    assert found == again != other
-    assert found.std > 0
+    distance, again, other = (kid(a, b, subsets=40, size=6, seed=s) for s in (0, 0, 1))
+    assert distance == again != other
+    assert distance.std > 0
     assert kid(b, a, subsets=40, size=9).std > 0  # one set is used whole, and the other one is not
     # subsets without replacement leave the expectation where it is: that of the whole, with its own sums
-    assert found.mean == pytest.approx(mmd(a.double().numpy(), b.double().numpy()), abs=4 * found.std / 40**0.5)
+    assert distance.mean == pytest.approx(mmd(a.double().numpy(), b.double().numpy()), abs=4 * distance.std / 40**0.5)
 
 
 def test_kid_of_equal_distributions_is_zero_in_expectation_and_fid_is_not() -> None:
@@ -107,24 +107,24 @@ def test_kid_of_equal_distributions_is_zero_in_expectation_and_fid_is_not() -> N
 def test_neighbours_are_those_of_the_full_matrix(pieces: None) -> None:
     a, b = normal(17, 2, 3, seed=1) + 50, normal(23, 2, 3, seed=2) + 50
     full = cdist(a.flatten(1).double(), b.flatten(1).double())
-    found = nearest(a, b, k=4)
-    np.testing.assert_allclose(found.distance, np.sort(full, 1)[:, :4], rtol=1e-10)
-    np.testing.assert_array_equal(found.index, np.argsort(full, 1)[:, :4])
-    own = cdist(b.flatten(1).double(), b.flatten(1).double())
-    np.fill_diagonal(own, np.inf)
-    found = nearest(b, b, k=3, exclude_self=True)
-    np.testing.assert_allclose(found.distance, np.sort(own, 1)[:, :3], rtol=1e-10)
-    np.testing.assert_array_equal(found.index, np.argsort(own, 1)[:, :3])
+    neighbours = nearest(a, b, k=4)
+    np.testing.assert_allclose(neighbours.distance, np.sort(full, 1)[:, :4], rtol=1e-10)
+    np.testing.assert_array_equal(neighbours.index, np.argsort(full, 1)[:, :4])
+    distances = cdist(b.flatten(1).double(), b.flatten(1).double())
+    np.fill_diagonal(distances, np.inf)
+    neighbours = nearest(b, b, k=3, exclude_self=True)
+    np.testing.assert_allclose(neighbours.distance, np.sort(distances, 1)[:, :3], rtol=1e-10)
+    np.testing.assert_array_equal(neighbours.index, np.argsort(distances, 1)[:, :3])
 
 
 def test_the_distance_to_a_copy_is_zero_and_to_a_near_copy_exact(pieces: None) -> None:
     b = 200 * torch.rand(20, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     a = b[[4, 11]].clone()
     a[1, 0, 0, 0] += 0.125  # float32 products alone would be wrong by more than this
-    found = nearest(a, b)
-    assert found.index[:, 0].tolist() == [4, 11]
-    assert found.distance[0, 0] == 0
-    assert float(found.distance[1, 0]) == pytest.approx(float(a[1, 0, 0, 0] - b[11, 0, 0, 0]), rel=1e-9)
+    neighbours = nearest(a, b)
+    assert neighbours.index[:, 0].tolist() == [4, 11]
+    assert neighbours.distance[0, 0] == 0
+    assert float(neighbours.distance[1, 0]) == pytest.approx(float(a[1, 0, 0, 0] - b[11, 0, 0, 0]), rel=1e-9)
 
 
 def test_spread_and_balls_are_those_of_the_full_matrix(pieces: None) -> None:
@@ -140,22 +140,22 @@ def test_spread_and_balls_are_those_of_the_full_matrix(pieces: None) -> None:
 
 @pytest.mark.parametrize("k", [1, 3])
 def test_manifolds_are_their_definitions(k: int, pieces: None) -> None:
-    real, made = normal(21, 3, seed=1), 0.8 * normal(13, 3, seed=2) + 0.3
-    r, s = real.double().numpy(), made.double().numpy()
+    real, synthetic = normal(21, 3, seed=1), 0.8 * normal(13, 3, seed=2) + 0.3
+    r, s = real.double().numpy(), synthetic.double().numpy()
     radius = {name: np.sort(cdist(x, x), 1)[:, k] for name, x in (("r", r), ("s", s))}
     between = cdist(s, r)
     in_real = between <= radius["r"]
-    found = manifold(real, made, k)
-    assert found.precision == pytest.approx(in_real.any(1).mean())
-    assert found.density == pytest.approx(in_real.sum() / (k * 13))
-    assert found.coverage == pytest.approx((between.min(0) <= radius["r"]).mean())
-    assert found.recall == pytest.approx((between <= radius["s"][:, None]).any(0).mean())
+    figures = manifold(real, synthetic, k)
+    assert figures.precision == pytest.approx(in_real.any(1).mean())
+    assert figures.density == pytest.approx(in_real.sum() / (k * 13))
+    assert figures.coverage == pytest.approx((between.min(0) <= radius["r"]).mean())
+    assert figures.recall == pytest.approx((between <= radius["s"][:, None]).any(0).mean())
 
 
 def test_manifolds_of_one_distribution_have_the_expected_values() -> None:
     n, k, draws = 100, 5, 20
-    found = np.array([manifold(normal(n, 3, seed=s), normal(n, 3, seed=s + 1000), k) for s in range(draws)])
-    precision, recall, density, coverage = found.mean(0)
+    figures = np.array([manifold(normal(n, 3, seed=s), normal(n, 3, seed=s + 1000), k) for s in range(draws)])
+    precision, recall, density, coverage = figures.mean(0)
     expected = 1 - np.prod([(n - 1 - j) / (2 * n - 1 - j) for j in range(k)])
     assert coverage == pytest.approx(expected, abs=0.01)
     assert density == pytest.approx(1, abs=0.05)
@@ -185,25 +185,25 @@ def test_a_collapsed_set_covers_little_and_a_noisy_one_is_not_precise() -> None:
 
 
 def test_diversity_is_the_ratio_of_mean_distances() -> None:
-    real, made = normal(30, 2, 2, seed=1), 0.5 * normal(21, 2, 2, seed=2)
+    real, synthetic = normal(30, 2, 2, seed=1), 0.5 * normal(21, 2, 2, seed=2)
     y, labels = torch.arange(30) % 3, torch.arange(21) % 3
-    found = diversity(real, y, made, labels, classes=3)
-    a = [pdist(made[labels == c].flatten(1).double().numpy()).mean() for c in range(3)]
+    figures = diversity(real, y, synthetic, labels, classes=3)
+    a = [pdist(synthetic[labels == c].flatten(1).double().numpy()).mean() for c in range(3)]
     b = [pdist(real[y == c].flatten(1).double().numpy()).mean() for c in range(3)]
-    np.testing.assert_allclose(found.synthetic, a)
-    np.testing.assert_allclose(found.real, b)
-    np.testing.assert_allclose(found.per_class, np.array(a) / b)
-    assert found.ratio == pytest.approx(sum(a) / sum(b))
+    np.testing.assert_allclose(figures.synthetic, a)
+    np.testing.assert_allclose(figures.real, b)
+    np.testing.assert_allclose(figures.per_class, np.array(a) / b)
+    assert figures.ratio == pytest.approx(sum(a) / sum(b))
 
 
 def test_diversity_of_one_image_is_zero_and_of_a_class_without_two_not_defined() -> None:
     real, y = normal(40, 4), torch.arange(40) % 4
-    made, labels = normal(1, 4, seed=1).repeat(9, 1), torch.tensor([0, 0, 0, 0, 1, 1, 1, 2, 3])
-    found = diversity(real, y, made, labels, classes=5)
-    assert found.per_class[:2] == (0.0, 0.0)
-    assert np.isnan(found.per_class[2:]).all()
-    assert found.ratio == 0
-    assert np.isnan(diversity(real, y, made[:2], torch.tensor([0, 1]), classes=5).ratio)
+    synthetic, labels = normal(1, 4, seed=1).repeat(9, 1), torch.tensor([0, 0, 0, 0, 1, 1, 1, 2, 3])
+    figures = diversity(real, y, synthetic, labels, classes=5)
+    assert figures.per_class[:2] == (0.0, 0.0)
+    assert np.isnan(figures.per_class[2:]).all()
+    assert figures.ratio == 0
+    assert np.isnan(diversity(real, y, synthetic[:2], torch.tensor([0, 1]), classes=5).ratio)
     few = diversity(real, y, real, y, classes=4, most=5)
     assert few.real == tuple(spread(real[y == c][[0, 2, 4, 6, 9]]) for c in range(4))
 
@@ -211,7 +211,7 @@ def test_diversity_of_one_image_is_zero_and_of_a_class_without_two_not_defined()
 # recognisability and features
 
 
-class Marked(nn.Module):
+class TwoFeatures(nn.Module):
     """Two features of an image, and logits of those; it says whether it was in evaluation mode."""
 
     def __init__(self) -> None:
@@ -229,7 +229,7 @@ class Marked(nn.Module):
 
 
 def test_features_are_named_taken_in_batches_and_leave_the_network_as_it_was() -> None:
-    net = Marked().train()
+    net = TwoFeatures().train()
     net.drop.eval()
     x = normal(11, 1, 4, 4)
     out = Features("marked", net, batch=4)(x)
@@ -243,12 +243,12 @@ def test_features_are_named_taken_in_batches_and_leave_the_network_as_it_was() -
 def test_recognised_by_hand() -> None:
     net = nn.Sequential(nn.Flatten(), nn.Dropout(0.9))
     x = torch.tensor([[2.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, 3.0, 0.0]])
-    found = recognition(net, x, torch.tensor([0, 1, 0]))
-    assert found.share == pytest.approx(2 / 3)
-    assert found.per_class[:2] == (0.5, 1.0)
-    assert np.isnan(found.per_class[2])
+    figures = recognition(net, x, torch.tensor([0, 1, 0]))
+    assert figures.share == pytest.approx(2 / 3)
+    assert figures.per_class[:2] == (0.5, 1.0)
+    assert np.isnan(figures.per_class[2])
     e = np.exp
-    assert found.confidence == pytest.approx((2 * e(2) / (e(2) + 2) + 1 / (e(3) + 2)) / 3)
+    assert figures.confidence == pytest.approx((2 * e(2) / (e(2) + 2) + 1 / (e(3) + 2)) / 3)
     assert net.training
 
 
@@ -277,7 +277,7 @@ UNIT = torch.rand(20, 1, 4, 4, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize(
-    ("real", "made", "sentence"),
+    ("real", "synthetic", "sentence"),
     [
         (UNIT, UNIT[..., :3], r"one shape, but they have \[1, 4, 3\] and \[1, 4, 4\]"),
         (UNIT, 2 * UNIT - 1, r"hold values from -0\.\d+ to 0\.9\d+, the real ones from 0"),
@@ -293,13 +293,13 @@ UNIT = torch.rand(20, 1, 4, 4, generator=torch.Generator().manual_seed(0))
         (UNIT, UNIT[:, 0, 0, 0], "samples"),
     ],
 )
-def test_sets_that_differ_in_shape_or_range_are_refused(real: Tensor, made: Tensor, sentence: str) -> None:
-    y = torch.zeros(len(made), dtype=torch.int64)
+def test_sets_that_differ_in_shape_or_range_are_refused(real: Tensor, synthetic: Tensor, sentence: str) -> None:
+    y = torch.zeros(len(synthetic), dtype=torch.int64)
     for act in (
-        lambda: alike(real, made),
-        lambda: manifold(real, made),
-        lambda: diversity(real, torch.zeros(len(real), dtype=torch.int64), made, y, 1),
-        lambda: membership(real, real, made),
+        lambda: alike(real, synthetic),
+        lambda: manifold(real, synthetic),
+        lambda: diversity(real, torch.zeros(len(real), dtype=torch.int64), synthetic, y, 1),
+        lambda: membership(real, real, synthetic),
     ):
         with pytest.raises(DataError, match=sentence if act.__code__.co_names[0] == "alike" else "."):
             act()

@@ -34,13 +34,13 @@ def test_inception_features(tmp_path: Path, classes: int, name: str) -> None:
     features = inception(tmp_path / "weights.pth")
     assert features.name == name
     grey = torch.rand(2, 1, 20, 20)
-    found = features(grey)
-    assert found.shape == (2, 2048)
-    torch.testing.assert_close(found, features(grey.expand(-1, 3, -1, -1)))
+    vectors = features(grey)
+    assert vectors.shape == (2, 2048)
+    torch.testing.assert_close(vectors, features(grey.expand(-1, 3, -1, -1)))
     if classes == 1000:
         net.fc = nn.Identity()  # pyright: ignore
         large = nn.functional.interpolate(grey.expand(-1, 3, -1, -1), (299, 299), mode="bilinear")
-        torch.testing.assert_close(found, net.eval()(2 * large - 1).detach())
+        torch.testing.assert_close(vectors, net.eval()(2 * large - 1).detach())
     for block, channels, side in (
         ("Mixed_5b", 192, 9),
         ("Mixed_6c", 768, 7),

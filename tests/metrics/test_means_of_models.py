@@ -43,20 +43,20 @@ def test_nothing_is_fed_back() -> None:
 
 @pytest.mark.parametrize("rho", [0.6, 0.97])
 def test_the_server_average_has_geometric_weights_over_rounds(rho: float) -> None:
-    found = go("feddyn", evaluation=Evaluation(server_average=rho), **WHERE)
-    every = np.array(models("feddyn", 4))
+    result = go("feddyn", evaluation=Evaluation(server_average=rho), **WHERE)
+    thetas = np.array(models("feddyn", 4))
     weights = rho ** np.arange(3, -1, -1.0)
-    averaged = found.snapshot.average
-    assert averaged is not None
-    np.testing.assert_allclose(averaged.model.numpy(), weights @ every / weights.sum(), rtol=0, atol=1e-14)
+    average = result.snapshot.average
+    assert average is not None
+    np.testing.assert_allclose(average.model.numpy(), weights @ thetas / weights.sum(), rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("last", [2, 3])
 def test_the_server_average_may_be_the_mean_of_the_last_models(last: int) -> None:
-    found = go("fedexp", evaluation=Evaluation(server_average=last), **WHERE)
-    averaged = found.snapshot.average
-    assert averaged is not None
-    np.testing.assert_allclose(averaged.model.numpy(), np.mean(models("fedexp", 4)[-last:], axis=0), rtol=0, atol=1e-14)
+    result = go("fedexp", evaluation=Evaluation(server_average=last), **WHERE)
+    average = result.snapshot.average
+    assert average is not None
+    np.testing.assert_allclose(average.model.numpy(), np.mean(models("fedexp", 4)[-last:], axis=0), rtol=0, atol=1e-14)
 
 
 def test_after_one_round_the_server_average_is_the_server_model() -> None:
@@ -117,17 +117,17 @@ def test_a_round_in_which_nobody_arrives_has_no_cohort() -> None:
 
 @pytest.mark.parametrize("average", [0.6, 3])
 def test_the_server_average_is_saved_and_resumed_to_the_same_bits(average: float, tmp_path: Path) -> None:
-    chosen = experiment("feddyn", evaluation=replace(ALL, server_average=average), **WHERE)
-    whole = run(chosen, tmp_path / "whole")
-    run(replace(chosen, rounds=2), tmp_path / "parts", checkpoint_every=1)
-    parts = run(chosen, tmp_path / "parts", resume=True)
-    assert_same_run(whole, parts)
-    assert whole.snapshot.average is not None
+    setup = experiment("feddyn", evaluation=replace(ALL, server_average=average), **WHERE)
+    full_run = run(setup, tmp_path / "whole")
+    run(replace(setup, rounds=2), tmp_path / "parts", checkpoint_every=1)
+    parts = run(setup, tmp_path / "parts", resume=True)
+    assert_same_run(full_run, parts)
+    assert full_run.snapshot.average is not None
     assert parts.snapshot.average is not None
-    assert torch.equal(whole.snapshot.average.model, parts.snapshot.average.model)
+    assert torch.equal(full_run.snapshot.average.model, parts.snapshot.average.model)
     saved = load_file(tmp_path / "whole" / "model_average.safetensors")
     end = np.concatenate([saved[name].numpy().ravel() for name in load_file(tmp_path / "whole" / "model.safetensors")])
-    assert sorted(np.abs(end)) == pytest.approx(sorted(np.abs(whole.snapshot.average.model.numpy())), abs=1e-12)
+    assert sorted(np.abs(end)) == pytest.approx(sorted(np.abs(full_run.snapshot.average.model.numpy())), abs=1e-12)
 
 
 def test_an_average_cannot_begin_in_the_middle(tmp_path: Path) -> None:

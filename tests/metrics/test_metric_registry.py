@@ -61,10 +61,10 @@ def test_metrics_are_scikit_learns(name: str, out: Tensor, y: Tensor, kind: Targ
 def test_calibration_of_several_labels_counts_each() -> None:
     p = MANY.double().sigmoid().numpy().ravel()
     right = SEVERAL.ravel() == LABELS.numpy().ravel()
-    found = predictions(["ece"], MANY, LABELS, declared=TRUTHS)
-    assert found.value("ece") == pytest.approx(fl.metrics.ece(np.maximum(p, 1 - p), right))
+    measures = predictions(["ece"], MANY, LABELS, declared=TRUTHS)
+    assert measures.value("ece") == pytest.approx(fl.metrics.ece(np.maximum(p, 1 - p), right))
     last = fl.metrics.ece(np.maximum(p, 1 - p)[160:], right[160:])
-    assert found.by_group("ece", np.array([0, 40, 60]))[1] == pytest.approx(last)
+    assert measures.by_group("ece", np.array([0, 40, 60]))[1] == pytest.approx(last)
 
 
 def test_a_metric_of_one_s_own(monkeypatch) -> None:

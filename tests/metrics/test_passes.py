@@ -40,52 +40,52 @@ METHODS = [*NAMES, make("apfl", learn=True), ADAPTED, PROTOTYPES]
 
 def uneven(shape: tuple[int, ...] = (4,), relabelled: bool = False) -> Federation:
     """Clients with other numbers of test samples each, one of them with none, and perhaps names of their own."""
-    made = classes(SIZES, shape=shape)
-    test = made.test
+    federation = classes(SIZES, shape=shape)
+    test = federation.test
     rows = [[0, 1, 2], [], [3], list(range(4, 11)), [11, 12, 0, 1], [5, 6]]
     names = torch.stack([torch.randperm(3, generator=torch.Generator().manual_seed(k)) for k in range(6)])
     names = names if relabelled else None
-    held_out, train = Split(test, Index.of(rows), names), Split(made.train.arrays, made.train.index, names)
-    return replace(made, train=train, held_out=held_out, validation=Split(test, Index.of(rows[::-1]), names))
+    held_out, train = Split(test, Index.of(rows), names), Split(federation.train.arrays, federation.train.index, names)
+    return replace(federation, train=train, held_out=held_out, validation=Split(test, Index.of(rows[::-1]), names))
 
 
-def trained(method: Method | str, federation: Federation, **changes: Any) -> tuple[Evaluator, RunResult]:
+def train(method: Method | str, federation: Federation, **changes: Any) -> tuple[Evaluator, RunResult]:
     """A few rounds of half the clients, and what evaluates them."""
     batch = changes.pop("batch_size", 1000)
     on = Evaluation(what=("clients",), metrics=METRICS, batch_size=batch)
-    given = {
+    settings = {
         "federation": federation,
         "rounds": 2,
         "cohort": 3,
         "local": Local(steps=3, batch_size=4, lr=0.2),
     } | changes
-    made = experiment(method, evaluation=on, **given)
-    here = to_device(made.federation, torch.float64, "cpu")
-    return Evaluator(make_plan(made, here, "cpu"), here, on), run(made)
+    setup = experiment(method, evaluation=on, **settings)
+    data = to_device(setup.federation, torch.float64, "cpu")
+    return Evaluator(make_plan(setup, data, "cpu"), data, on), run(setup)
 
 
-def both(monkeypatch: pytest.MonkeyPatch, evaluator: Evaluator, result: RunResult) -> list[Any]:
+def stacked_and_single(monkeypatch: pytest.MonkeyPatch, evaluator: Evaluator, result: RunResult) -> list[Any]:
     """The clients' evaluation with stacked models, and with one after the other; and that these were the ways."""
     stacks: list[int] = []
     stacked = passes._stacked_outputs
 
-    def counted(*args: Any) -> tuple[Tensor, Tensor]:
+    def count_stack(*args: Any) -> tuple[Tensor, Tensor]:
         stacks.append(len(args[2]))
         return stacked(*args)
 
-    monkeypatch.setattr(passes, "_stacked_outputs", counted)
-    found = []
+    monkeypatch.setattr(passes, "_stacked_outputs", count_stack)
+    evaluations = []
     for size in (1000, 0):
         monkeypatch.setattr(passes, "SMALL", size)
         stacks.clear()
-        found.append(evaluator.clients(result.snapshot.server, result.snapshot.store))
+        evaluations.append(evaluator.clients(result.snapshot.server, result.snapshot.store))
         assert bool(stacks) == bool(size)
         assert not stacks or max(stacks) > 1 or evaluator.settings.batch_size < 10
-    return found
+    return evaluations
 
 
-def agree(found: list[Any]) -> None:
-    (record, table), (expected, rows) = found
+def assert_agree(evaluations: list[Any]) -> None:
+    (record, table), (expected, rows) = evaluations
     assert record.keys() == expected.keys()
     for key, value in expected.items():
         np.testing.assert_allclose(record[key], value, atol=1e-10, err_msg=key)
@@ -100,23 +100,23 @@ def agree(found: list[Any]) -> None:
 def test_stacked_models_are_the_models(
     method: Method | str, batch_size: int, relabelled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    agree(both(monkeypatch, *trained(method, uneven(relabelled=relabelled), batch_size=batch_size)))
+    assert_agree(stacked_and_single(monkeypatch, *train(method, uneven(relabelled=relabelled), batch_size=batch_size)))
 
 
 @pytest.mark.parametrize("norm", ["none", "batch", "group"])
 @pytest.mark.parametrize("method", ["fedper", "lg_fedavg", "superfed_lm"])
 def test_convolutions_and_private_statistics_stack_too(method: str, norm: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    agree(both(monkeypatch, *trained(method, uneven(IMAGE), model=images(norm))))
+    assert_agree(stacked_and_single(monkeypatch, *train(method, uneven(IMAGE), model=images(norm))))
 
 
 def test_logits_are_equal_to_rounding() -> None:
     """Every client's logits, from models that have nothing in common, against the module itself."""
-    evaluator, _ = trained("ditto", uneven())
+    evaluator, _ = train("ditto", uneven())
     layout, split = evaluator.plan.layout, evaluator.federation.held_out
-    own = {c: torch.randn(layout.size, dtype=torch.float64) for c in range(6)}
+    thetas = {c: torch.randn(layout.size, dtype=torch.float64) for c in range(6)}
 
     def fill(client: int, number: int, theta: Tensor, buffers: Tensor) -> None:
-        theta.copy_(own[client] * (1 + number))
+        theta.copy_(thetas[client] * (1 + number))
 
     members = [0, 2, 3, 4, 5]
     with torch.inference_mode():
@@ -125,7 +125,7 @@ def test_logits_are_equal_to_rounding() -> None:
     expected = torch.cat([logits for parts in alone for logits, _ in parts], 1)
     torch.testing.assert_close(stacked, expected, rtol=1e-12, atol=1e-12)
     assert torch.equal(y, torch.cat([targets for parts in alone for _, targets in parts]))
-    evaluator.live.theta.copy_(2 * own[3])
+    evaluator.live.theta.copy_(2 * thetas[3])
     torch.testing.assert_close(alone[2][0][0][1], evaluator.live.module(split.client(3).x), rtol=1e-12, atol=1e-12)
 
 
@@ -134,16 +134,17 @@ def test_a_model_may_declare_that_it_cannot_be_stacked() -> None:
         stackable = False
 
     def net() -> nn.Module:
-        made = tanh_net()
-        made.set_submodule("body.1", Alone())
-        return made
+        module = tanh_net()
+        module.set_submodule("body.1", Alone())
+        return module
 
-    evaluator, _ = trained("fedper", uneven(), model=net)
+    evaluator, _ = train("fedper", uneven(), model=net)
     assert not passes.stackable(evaluator)
     assert not passes.stacking_pays(evaluator, np.array([1, 2]), 8).any()
-    known, _ = trained("fedper", uneven())
-    assert passes.stacking_pays(known, np.array([1, passes.SMALL, passes.SMALL + 1]), 8).tolist() == [True, True, False]
-    assert not passes.stacking_pays(known, np.array([1]), passes.LIGHT + 1).any()
+    plain_evaluator, _ = train("fedper", uneven())
+    sizes = np.array([1, passes.SMALL, passes.SMALL + 1])
+    assert passes.stacking_pays(plain_evaluator, sizes, 8).tolist() == [True, True, False]
+    assert not passes.stacking_pays(plain_evaluator, np.array([1]), passes.LIGHT + 1).any()
     text = models.make("stacked_lstm", classes=5, inputs=(3,))
     assert any(getattr(module, "stackable", True) is False for module in text.modules())
 
@@ -157,48 +158,48 @@ def test_a_model_that_cannot_be_stacked_and_does_not_say_so_goes_alone() -> None
 
     def net(layer: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
         def make_net() -> nn.Module:
-            made = tanh_net()
-            made.set_submodule("body.1", layer())
-            return made
+            module = tanh_net()
+            module.set_submodule("body.1", layer())
+            return module
 
         return make_net
 
     tables = []
     for layer in (Branching, nn.Tanh):
-        evaluator, result = trained("fedper", uneven(), model=net(layer))
+        evaluator, result = train("fedper", uneven(), model=net(layer))
         tables.append(evaluator.clients(result.snapshot.server, result.snapshot.store))
-    agree(tables)
+    assert_agree(tables)
 
 
 @pytest.mark.parametrize("name", ["serial", "processes"])
 @pytest.mark.parametrize("method", ["fedper", "lg_fedavg"])
 def test_losses_before_work_are_those_of_the_clients_own_models(method: str, name: str) -> None:
     """F_i of the shared half with the client's own half; the initial one where it never took part."""
-    evaluator, result = trained(method, uneven())
+    evaluator, result = train(method, uneven())
     plan, server, store = evaluator.plan, result.snapshot.server, result.snapshot.store
-    own = {client: state["personal"]["private"] for client, state in store}
-    assert 0 < len(own) < 6
+    private = {client: state["personal"]["private"] for client, state in store}
+    assert 0 < len(private) < 6
     engine = engines.make(name)(plan, Live)
     try:
-        found = engine.losses(server.broadcast(plan), np.arange(6), lambda client: store.get(client) or {})
+        losses = engine.losses(server.broadcast(plan), np.arange(6), lambda client: store.get(client) or {})
     finally:
         engine.close()
     module, split = evaluator.live.module, plan.layout.shared_size
     for client in range(6):
-        theta = torch.cat([server.theta, own.get(client, plan.theta0[split:])])
+        theta = torch.cat([server.theta, private.get(client, plan.theta0[split:])])
         plan.layout.write(module, theta, torch.zeros(0, dtype=torch.float64))
         data = evaluator.federation.train.client(client)
         with torch.no_grad():
             expected = nn.functional.cross_entropy(module(data.x), data.y)
-        assert found[client] == pytest.approx(float(expected), abs=1e-12)
+        assert losses[client] == pytest.approx(float(expected), abs=1e-12)
 
 
 def test_a_round_that_asks_for_losses_gets_those_of_the_clients_own_models() -> None:
     """What the record calls the global objective before a round's work, over all clients with their own heads."""
     on = Evaluation(what=("received",))
-    given = {"federation": uneven(), "local": Local(steps=3, batch_size=0, lr=0.2), "evaluation": on}
-    record = run(experiment("fedper", rounds=2, **given)).history[-1]
-    evaluator, before = trained("fedper", uneven(), rounds=1, cohort=6, local=given["local"])
+    settings = {"federation": uneven(), "local": Local(steps=3, batch_size=0, lr=0.2), "evaluation": on}
+    record = run(experiment("fedper", rounds=2, **settings)).history[-1]
+    evaluator, before = train("fedper", uneven(), rounds=1, cohort=6, local=settings["local"])
     plan, server, store = evaluator.plan, before.snapshot.server, before.snapshot.store
     engine = engines.make("serial")(plan, Live)
     losses = engine.losses(server.broadcast(plan), np.arange(6), lambda client: store.get(client) or {})

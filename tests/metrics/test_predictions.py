@@ -31,9 +31,9 @@ def test_auroc_of_several_classes_is_one_against_rest() -> None:
     p = RANDOM.dirichlet(np.ones(5), size=80)
     y = RANDOM.integers(5, size=80)
     assert auroc(p, y) == pytest.approx(roc_auc_score(y, p, multi_class="ovr", average="macro"))
-    some = y % 2 == 0  # classes 1 and 3 are away: the mean is over those that are present
-    by_hand = np.mean([roc_auc_score(y[some] == c, p[some, c]) for c in (0, 2, 4)])
-    assert auroc(p[some], y[some]) == pytest.approx(by_hand)
+    present = y % 2 == 0  # classes 1 and 3 are away: the mean is over those that are present
+    by_hand = np.mean([roc_auc_score(y[present] == c, p[present, c]) for c in (0, 2, 4)])
+    assert auroc(p[present], y[present]) == pytest.approx(by_hand)
 
 
 @pytest.mark.parametrize("classes", [2, 3, 7])
@@ -41,15 +41,15 @@ def test_scores_are_log_odds_without_ties_where_probabilities_round_to_one(class
     generator = torch.Generator().manual_seed(classes)
     out, y = torch.randn(40, classes, generator=generator).double(), torch.randint(classes, (40,), generator=generator)
     out[torch.arange(40), y] += torch.linspace(0, 60, 40).double()
-    found, _ = view("scores", out, y, "classes")
+    scores, _ = view("scores", out, y, "classes")
     p = out.softmax(-1)
-    found = torch.stack([-found, found], 1) if classes == 2 else found
+    scores = torch.stack([-scores, scores], 1) if classes == 2 else scores
     near = (p > 1e-12) & (p < 1 - 1e-12)
-    torch.testing.assert_close(found[near], (p / (1 - p))[near].log(), rtol=1e-3, atol=1e-3)
-    others = [torch.cat([out[:, :c], out[:, c + 1 :]], 1).logsumexp(1) for c in range(classes)]
-    torch.testing.assert_close(found, out - torch.stack(others, 1), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(scores[near], (p / (1 - p))[near].log(), rtol=1e-3, atol=1e-3)
+    rest = [torch.cat([out[:, :c], out[:, c + 1 :]], 1).logsumexp(1) for c in range(classes)]
+    torch.testing.assert_close(scores, out - torch.stack(rest, 1), rtol=1e-12, atol=1e-12)
     assert (p == 1).any(0).all()
-    assert all(len(column.unique()) == 40 for column in found.T)
+    assert all(len(column.unique()) == 40 for column in scores.T)
     assert view("scores", torch.full((2, classes), torch.nan), y[:2], "classes")[0].isnan().all()
 
 
@@ -97,7 +97,7 @@ NAMES = ("accuracy", "top2", "auroc", "ece", "mce")
 def test_predictions_agree_with_the_functions() -> None:
     torch.manual_seed(0)
     out, y = torch.randn(40, 4), torch.randint(4, (40,))
-    found = Predictions.concatenate([predictions(NAMES, out[:15], y[:15]), predictions(NAMES, out[15:], y[15:])])
+    measures = Predictions.concatenate([predictions(NAMES, out[:15], y[:15]), predictions(NAMES, out[15:], y[15:])])
     p = out.double().softmax(1).numpy()
     right = (out.argmax(1) == y).numpy()
     expected = {
@@ -108,11 +108,11 @@ def test_predictions_agree_with_the_functions() -> None:
         "ece": ece(p.max(1), right),
         "mce": mce(p.max(1), right),
     }
-    assert {name: found.value(name) for name in expected} == pytest.approx(expected, rel=1e-6)
+    assert {name: measures.value(name) for name in expected} == pytest.approx(expected, rel=1e-6)
     offsets = np.array([0, 7, 8, 40])
     for name in expected:
         groups = [predictions(NAMES, out[i:j], y[i:j]).value(name) for i, j in pairwise(offsets)]
-        np.testing.assert_allclose(found.by_group(name, offsets), groups, rtol=1e-6)
+        np.testing.assert_allclose(measures.by_group(name, offsets), groups, rtol=1e-6)
 
 
 def test_saturated_logits_of_two_classes_are_still_ranked() -> None:
@@ -125,32 +125,32 @@ def test_sequences_count_positions_and_padding_does_not() -> None:
     out, y = torch.randn(3, 5, 4), torch.randint(1, 4, (3, 5))
     y[0, 2:] = y[2, 4:] = 0
     flat, labels = out.reshape(-1, 4), y.reshape(-1)
-    for padding, kept in ((None, labels >= 0), (0, labels != 0)):
-        found = predictions(NAMES, out, y, padding)
-        alone = predictions(NAMES, flat[kept], labels[kept])
-        assert found.count.sum() == kept.sum()
+    for padding, mask in ((None, labels >= 0), (0, labels != 0)):
+        measures = predictions(NAMES, out, y, padding)
+        alone = predictions(NAMES, flat[mask], labels[mask])
+        assert measures.count.sum() == mask.sum()
         for name in ("loss", *NAMES):
-            assert found.value(name) == pytest.approx(alone.value(name), rel=1e-6)
+            assert measures.value(name) == pytest.approx(alone.value(name), rel=1e-6)
             last = predictions(NAMES, out[2:], y[2:], padding).value(name)
-            np.testing.assert_allclose(found.by_group(name, np.array([0, 2, 3]))[1], last, rtol=1e-6)
-            assert found.take(np.array([2])).value(name) == pytest.approx(last, rel=1e-6)
-        each = torch.from_numpy(found.sums["loss"] / found.count)
-        whole = predictions([], out, y, padding, loss=lambda *_, each=each: each)  # a value for all positions
-        assert whole.value("loss") == pytest.approx(alone.value("loss"), rel=1e-6)
+            np.testing.assert_allclose(measures.by_group(name, np.array([0, 2, 3]))[1], last, rtol=1e-6)
+            assert measures.take(np.array([2])).value(name) == pytest.approx(last, rel=1e-6)
+        means = torch.from_numpy(measures.sums["loss"] / measures.count)
+        by_position = predictions([], out, y, padding, loss=lambda *_, means=means: means)  # a value for all positions
+        assert by_position.value("loss") == pytest.approx(alone.value("loss"), rel=1e-6)
 
 
 def test_a_sample_that_is_all_padding_counts_nowhere() -> None:
     out, y = torch.randn(2, 3, 4), torch.tensor([[0, 0, 0], [1, 2, 3]])
-    found = predictions(["accuracy", "auroc", "ece"], out, y, padding=0)
+    measures = predictions(["accuracy", "auroc", "ece"], out, y, padding=0)
     for name in ("loss", "accuracy", "auroc", "ece"):
-        assert np.isnan(found.by_group(name, np.array([0, 1, 2]))[0])
-        assert not np.isnan(found.value(name))
+        assert np.isnan(measures.by_group(name, np.array([0, 1, 2]))[0])
+        assert not np.isnan(measures.value(name))
 
 
 def test_a_regression_has_a_loss_and_nothing_else() -> None:
-    found = predictions(NAMES, torch.tensor([[1.0], [3.0]]), torch.tensor([[0.0], [0.0]]))
-    assert found.value("loss") == (0.5 + 4.5) / 2
-    assert all(np.isnan(found.value(name)) for name in NAMES)
+    measures = predictions(NAMES, torch.tensor([[1.0], [3.0]]), torch.tensor([[0.0], [0.0]]))
+    assert measures.value("loss") == (0.5 + 4.5) / 2
+    assert all(np.isnan(measures.value(name)) for name in NAMES)
     assert np.isnan(predictions(NAMES, torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64)).value("accuracy"))
 
 
@@ -160,8 +160,9 @@ def test_the_best_class_of_several_equal_ones_is_the_one_that_is_predicted() -> 
         torch.tensor([[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [2.0, 2.0, 2.0], [0.0, 1.0, 1.0]]),
         torch.tensor([0, 1, 2, 2]),
     )
-    found = predictions(["accuracy", "top1", "top2", "top3", "top9"], out, y)
-    assert [found.value(name) for name in ("accuracy", "top1", "top2", "top3", "top9")] == [0.25, 0.25, 0.75, 1.0, 1.0]
+    names = ("accuracy", "top1", "top2", "top3", "top9")
+    measures = predictions(names, out, y)
+    assert [measures.value(name) for name in names] == [0.25, 0.25, 0.75, 1.0, 1.0]
     assert predictions(["top1"], out, torch.tensor([0, -100, -100, 1]), -100).value("top1") == 1.0
     draw = torch.randint(4, (200, 6), generator=torch.Generator().manual_seed(0)).double()
     truth = torch.randint(6, (200,), generator=torch.Generator().manual_seed(1))
@@ -172,11 +173,11 @@ def test_the_best_class_of_several_equal_ones_is_the_one_that_is_predicted() -> 
 
 def test_predictions_that_are_nan_are_neither_right_nor_wrong() -> None:
     names = ["accuracy", "top1", "top2", "f1", "balanced_accuracy"]
-    found = predictions(names, torch.full((4, 3), torch.nan), torch.tensor([0, 0, 0, 1]))
-    assert all(np.isnan(found.value(name)) for name in names)
+    measures = predictions(names, torch.full((4, 3), torch.nan), torch.tensor([0, 0, 0, 1]))
+    assert all(np.isnan(measures.value(name)) for name in names)
     names = ["accuracy", "f1", "exact_match"]
-    found = predictions(names, torch.full((4, 2), torch.nan), torch.zeros(4, 2), declared="truth values")
-    assert all(np.isnan(found.value(name)) for name in names)
+    measures = predictions(names, torch.full((4, 2), torch.nan), torch.zeros(4, 2), declared="truth values")
+    assert all(np.isnan(measures.value(name)) for name in names)
 
 
 def test_one_truth_value_has_one_f1_whatever_its_shape() -> None:

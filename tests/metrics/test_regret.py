@@ -31,14 +31,14 @@ def solver(responses: np.ndarray) -> float:
     """The best value by sequential quadratic programming, from several starts."""
     k = responses.shape[1]
     sums = {"type": "eq", "fun": lambda p: p.sum() - 1, "jac": lambda p: np.ones(k)}
-    found = [
+    values = [
         minimize(
             value, start, (responses,), jac=lambda p, r: -(r / (1 + r @ p)[:, None]).sum(0), bounds=[(0, 1)] * k,
             constraints=sums, method="SLSQP", options={"ftol": 1e-14, "maxiter": 500},
         ).fun
         for start in (np.full(k, 1 / k), 0.9 * np.eye(k)[0] + 0.1 / k)
     ]  # fmt: skip
-    return min(found)
+    return min(values)
 
 
 @given(SEEDS, st.integers(1, 7), st.integers(1, 40), st.sampled_from([1e-3, 1.0, 20.0]))
@@ -82,9 +82,9 @@ def test_two_hundred_clients_over_a_thousand_rounds() -> None:
 def test_the_curves_agree_where_they_mean_the_same(seed: int) -> None:
     draw = np.random.default_rng(seed)
     decisions, responses = draw.dirichlet(np.ones(4), 12), draw.random((12, 4))
-    whole, prefixes = regret(decisions, responses), regret(decisions, responses, every_prefix=True)
-    assert whole[-1] == pytest.approx(prefixes[-1], abs=1e-9)
-    assert (prefixes >= whole - 1e-9).all()  # the best of a prefix is at least as good there as the best of all
+    curve, prefixes = regret(decisions, responses), regret(decisions, responses, every_prefix=True)
+    assert curve[-1] == pytest.approx(prefixes[-1], abs=1e-9)
+    assert (prefixes >= curve - 1e-9).all()  # the best of a prefix is at least as good there as the best of all
     for t in (1, 5, 12):
         assert prefixes[t - 1] == pytest.approx(regret(decisions[:t], responses[:t])[-1], abs=1e-9)
     fixed = np.tile(decisions[:1], (12, 1))
@@ -105,10 +105,10 @@ def test_regret_from_losses_is_that_of_their_responses() -> None:
 
 
 def test_decisions_used_are_played_one_round_later() -> None:
-    used = np.random.default_rng(2).dirichlet(np.ones(4), 5)
-    np.testing.assert_array_equal(played(used)[1:], used[:-1])
-    np.testing.assert_array_equal(played(used)[0], 0.25)
-    np.testing.assert_array_equal(played(used, used[3])[0], used[3])
+    decisions = np.random.default_rng(2).dirichlet(np.ones(4), 5)
+    np.testing.assert_array_equal(played(decisions)[1:], decisions[:-1])
+    np.testing.assert_array_equal(played(decisions)[0], 0.25)
+    np.testing.assert_array_equal(played(decisions, decisions[3])[0], decisions[3])
 
 
 def test_bounds_in_numbers_and_growth() -> None:

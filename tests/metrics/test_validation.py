@@ -24,8 +24,9 @@ ROWS = [[0, 1, 2, 17], [], [3, 4], list(range(5, 11)), [11, 12, 0, 1], [5, 6]]
 
 def split(**changes: object) -> Federation:
     """Clients with validation samples of their own, one of them with none."""
-    made = classes()
-    return replace(made, validation=Split(made.test, Index.of(ROWS)), held_out=Split(made.test, Index.of(ROWS[::-1])))
+    federation = classes()
+    validation, held_out = (Split(federation.test, Index.of(rows)) for rows in (ROWS, ROWS[::-1]))
+    return replace(federation, validation=validation, held_out=held_out)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedper", "superfed_mm", "fedhen", "ifca", "per_fedavg"])
@@ -35,12 +36,12 @@ def test_validation_is_what_tests_measure_on_other_samples(method: str) -> None:
     A client that chooses by its validation samples chooses alike.
     """
     on = Evaluation(what=("clients", "validation"), metrics=METRICS)
-    here = experiment(method, federation=split(), evaluation=on, rounds=2)
-    swapped = replace(here, federation=replace(split(), held_out=split().validation))
-    a, b = (run(one).history[-1] for one in (here, swapped))
-    measured = [key for key in b if key.startswith("clients/")]
-    assert "clients/auroc/pooled" in measured
-    for key in measured:
+    plain = experiment(method, federation=split(), evaluation=on, rounds=2)
+    swapped = replace(plain, federation=replace(split(), held_out=split().validation))
+    a, b = (run(setup).history[-1] for setup in (plain, swapped))
+    keys = [key for key in b if key.startswith("clients/")]
+    assert "clients/auroc/pooled" in keys
+    for key in keys:
         assert a[key.replace("clients/", "validation/", 1)] == b[key], key
 
 
@@ -52,9 +53,9 @@ def test_pooled_metrics_are_those_of_all_rows_together(method: str) -> None:
     result = run(experiment(method, federation=federation, evaluation=on, rounds=2))
     outputs, targets = [], []
     for client in np.flatnonzero(federation.held_out.index.sizes):
-        own = federation.held_out.client(client)
-        outputs.append(result.trained.client(client).outputs(own.x))
-        targets.append(own.y)
+        samples = federation.held_out.client(client)
+        outputs.append(result.trained.client(client).outputs(samples.x))
+        targets.append(samples.y)
     out, y = torch.cat(outputs), torch.cat(targets)
     record = result.history[-1]
     assert record["clients/accuracy/pooled"] == pytest.approx(float((out.argmax(1) == y).double().mean()))
@@ -92,16 +93,16 @@ def test_without_validation_samples_there_is_nothing_to_measure() -> None:
 
 def test_clients_that_number_classes_alike_alone_are_pooled() -> None:
     federation = split()
-    own = torch.stack([torch.randperm(3, generator=torch.Generator().manual_seed(k)) for k in range(6)])
+    permutations = torch.stack([torch.randperm(3, generator=torch.Generator().manual_seed(k)) for k in range(6)])
     splits = {
-        name: Split(one.arrays, one.index, own)
+        name: Split(part.arrays, part.index, permutations)
         for name in ("train", "validation", "held_out")
-        for one in [getattr(federation, name)]
+        for part in [getattr(federation, name)]
     }
-    here = experiment("fedper", federation=replace(federation, **splits), evaluation=Evaluation(what=("clients",)))
-    plan = make_plan(here, to_device(here.federation, torch.float64, "cpu"), "cpu")
-    evaluator = Evaluator(plan, here.federation, here.evaluation)
-    state = FederatedTask(here).state
+    setup = experiment("fedper", federation=replace(federation, **splits), evaluation=Evaluation(what=("clients",)))
+    plan = make_plan(setup, to_device(setup.federation, torch.float64, "cpu"), "cpu")
+    evaluator = Evaluator(plan, setup.federation, setup.evaluation)
+    state = FederatedTask(setup).state
     record, _ = evaluator.clients(state.server, state.store)
     assert "clients/accuracy/mean" in record
     assert "clients/accuracy/pooled" not in record

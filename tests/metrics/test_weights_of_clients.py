@@ -9,7 +9,7 @@ from helpers.runs import go
 from fedloom.experiment.evaluation import Evaluation
 from fedloom.metrics import divergence_from_uniform, hardest_weight
 
-SEEN = Evaluation(what=("clients", "received"))
+RECEIVED = Evaluation(what=("clients", "received"))
 
 
 def test_divergence_is_zero_at_equal_weights_alone_and_log_n_at_a_corner() -> None:
@@ -32,10 +32,10 @@ def test_the_hardest_clients_weight() -> None:
 
 
 def test_runs_record_the_divergence() -> None:
-    assert all(r["mixing/kl"] == pytest.approx(0, abs=1e-12) for r in go("scaffold", evaluation=SEEN).history)
-    dropped = go("scaffold", evaluation=SEEN, drop_rate=0.3).history
+    assert all(r["mixing/kl"] == pytest.approx(0, abs=1e-12) for r in go("scaffold", evaluation=RECEIVED).history)
+    dropped = go("scaffold", evaluation=RECEIVED, drop_rate=0.3).history
     assert {r["failures"] for r in dropped} != {0}
     assert all(r["mixing/kl"] == pytest.approx(0, abs=1e-12) for r in dropped), "who is missing is no choice of weights"
-    by_samples = go("fedavg", evaluation=SEEN).history[-1]
+    by_samples = go("fedavg", evaluation=RECEIVED).history[-1]
     assert 0.05 < by_samples["mixing/kl"] < np.log(6)
     assert "clients/accuracy/weighted" in by_samples

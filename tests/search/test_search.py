@@ -41,7 +41,7 @@ WORDS = (
 )  # fmt: skip
 
 
-def made(*words: str):
+def build_search(*words: str):
     return build(SEARCH.resolve([*WORDS, *words]))
 
 
@@ -66,7 +66,7 @@ def history(folder: Path) -> list[dict]:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("search") / "run"
-    search(made(), folder)
+    search(build_search(), folder)
     return folder
 
 
@@ -79,18 +79,18 @@ def test_a_search_starts_with_fedavg_and_the_named_methods(finished: Path) -> No
 
 
 def test_the_budget_is_kept_up_to_one_run(finished: Path) -> None:
-    tried = [r for r in history(finished) if r["stage"] == "search"]
-    rounds = np.cumsum([r["rounds"] for r in tried])
+    records = [r for r in history(finished) if r["stage"] == "search"]
+    rounds = np.cumsum([r["rounds"] for r in records])
     assert rounds[-2] < 40 <= rounds[-1] < 40 + 4
-    assert all(r["state"] != "complete" or r["rounds"] == 4 for r in tried)
+    assert all(r["state"] != "complete" or r["rounds"] == 4 for r in records)
 
 
 def test_finalists_fedavg_and_ablations_run_on_held_out_seeds(finished: Path) -> None:
-    compared = [r for r in history(finished) if r["stage"] == "compare"]
-    roles = {r["role"] for r in compared}
+    records = [r for r in history(finished) if r["stage"] == "compare"]
+    roles = {r["role"] for r in records}
     assert {"finalist 1", "fedavg"} <= roles
-    assert all({r["seed"] for r in compared if r["role"] == role} == {1, 2} for role in roles)
-    for r in compared:
+    assert all({r["seed"] for r in records if r["role"] == role} == {1, 2} for role in roles)
+    for r in records:
         stored = RunDirectory(finished / "runs" / f"{r['role'].replace(' ', '-')}-{r['seed']}")
         assert stored.metrics()[-1]["clients/accuracy/mean"] == r["score"]
         assert stored.config()["method"]["name"] == r["candidate"]["method"]
@@ -110,10 +110,10 @@ def test_interrupted_anywhere_and_resumed_it_tries_and_finds_the_same(finished: 
     folder, stages = tmp_path / "run", []
     for number, after in enumerate((0, 2, 5, 7)):  # runs since the interruption before
         with pytest.raises(KeyboardInterrupt):
-            search(made(), folder, resume=number > 0, callbacks=[Ctrl(after)])
+            search(build_search(), folder, resume=number > 0, callbacks=[Ctrl(after)])
         stages += [record["stage"] for record in history(folder)[-1:]]
     assert stages == ["search", "search", "compare"]
-    search(made(), folder, resume=True)
+    search(build_search(), folder, resume=True)
     assert history(folder) == history(finished)
 
 
@@ -131,38 +131,42 @@ def test_a_search_without_room_for_its_database_is_not_finished(
 
     with monkeypatch.context() as patch:
         patch.setattr(optuna, "create_study", full)
-        said = search(made(), folder, resume=True)["warnings"]
-    assert "database or disk is full" in said[-1]
+        messages = search(build_search(), folder, resume=True)["warnings"]
+    assert "database or disk is full" in messages[-1]
     assert not RunDirectory(folder).status.ended
     optuna.logging.set_verbosity(optuna.logging.INFO)  # as in a new process
-    search(made(), folder, resume=True)
+    search(build_search(), folder, resume=True)
     assert RunDirectory(folder).status.ended
     assert "new study" not in capfd.readouterr().err
 
 
 def test_what_another_search_ran_is_taken_over_and_changes_nothing(finished: Path, tmp_path: Path) -> None:
-    known, told, alone = RunDirectory(finished).metrics(), tmp_path / "told", tmp_path / "alone"
-    other = made("search.sampler=random", "search.budget=26")
-    search(other, told, other_searches=[[], known])
+    finished_records, shared, alone = RunDirectory(finished).metrics(), tmp_path / "told", tmp_path / "alone"
+    other = build_search("search.sampler=random", "search.budget=26")
+    search(other, shared, other_searches=[[], finished_records])
     search(other, alone)
-    assert history(told) == history(alone)
-    taken, ran = (RunDirectory(folder).metrics() for folder in (told, alone))
-    named = [record["candidate"]["method"] for record in taken].index("term")  # the last that both searches begin with
-    minutes = [[record["minutes"] for record in records[: named + 1]] for records in (known, taken, ran)]
+    assert history(shared) == history(alone)
+    shared_records, alone_records = (RunDirectory(folder).metrics() for folder in (shared, alone))
+    # the last that both searches begin with
+    last = [record["candidate"]["method"] for record in shared_records].index("term")
+    minutes = [
+        [record["minutes"] for record in records[: last + 1]]
+        for records in (finished_records, shared_records, alone_records)
+    ]
     assert minutes[0] == minutes[1] != minutes[2]
 
 
 def test_another_search_is_not_continued(finished: Path) -> None:
     with pytest.raises(CheckpointError, match="another experiment"):
-        search(made("search.eta=3"), finished, resume=True)
+        search(build_search("search.eta=3"), finished, resume=True)
 
 
 def test_candidates_never_see_test_samples() -> None:
     federation = federate("digits", "dirichlet", clients=5, validation=0.25)
     inside = validation_federation(federation)
     for client in range(5):
-        mine = set(inside.train.index[client]) | set(inside.held_out.index[client])
-        assert not mine & set(federation.held_out.index[client])
+        samples = set(inside.train.index[client]) | set(inside.held_out.index[client])
+        assert not samples & set(federation.held_out.index[client])
         assert not set(inside.train.index[client]) & set(inside.held_out.index[client])
         assert list(inside.held_out.index[client]) == list(federation.validation.index[client])
     assert not len(inside.validation.index.rows)
@@ -171,18 +175,18 @@ def test_candidates_never_see_test_samples() -> None:
 
 
 def test_candidates_that_deal_the_data_otherwise_get_these_data() -> None:
-    one = made("search.also=[partition.alpha]")
-    few, many = (one.make({"method": "fedavg", "partition.alpha": a}, 0, True).federation for a in (0.1, 100.0))
+    experiment = build_search("search.also=[partition.alpha]")
+    few, many = (experiment.make({"method": "fedavg", "partition.alpha": a}, 0, True).federation for a in (0.1, 100.0))
     assert few.train.index.sizes.std() > many.train.index.sizes.std()
 
 
 def test_parts_given_to_all_candidates_are_never_replaced() -> None:
-    one = made("method.uplink=[top_k]", "method.server=adam")
-    assert "server" not in one.space.slots
+    experiment = build_search("method.uplink=[top_k]", "method.server=adam")
+    assert "server" not in experiment.space.slots
     for number in range(12):
         study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=number))
         try:
-            method = one.make(one.space.suggest(study.ask()), 0, True).method
+            method = experiment.make(experiment.space.suggest(study.ask()), 0, True).method
         except ConfigError:
             continue
         assert type(method.server) is SLOTS["server"]["adam"].factory
@@ -193,11 +197,11 @@ def test_proposals_are_compositions_or_refused_in_a_sentence() -> None:
     names = tuple(n for n in methods.names() if not methods.make(n).pooled)
     space, good = Space(methods, names, SearchSettings().slots, {"local.lr": Range(0.1)}), 0
     refused: list[str] = []
-    one = made()
+    experiment = build_search()
     for number in range(60):
         study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=number))
         try:
-            one.make(space.suggest(study.ask()), 0, True)
+            experiment.make(space.suggest(study.ask()), 0, True)
             good += 1
         except ConfigError as error:
             refused.append(str(error))
@@ -217,30 +221,30 @@ def test_ranges_hold_their_centre_and_stay_possible() -> None:
 
 
 def test_without_every_part_a_candidate_is_fedavg() -> None:
-    one = made()
+    experiment = build_search()
     candidate = {"method": "feddyn", "method.mixing": "uniform", "method.drift.alpha": 0.1, "local.lr": 0.1}
     for slot in ("drift", "mixing"):
         candidate = without_part(candidate, slot)
-    found, plain = (one.make(c, 0, True).method for c in (candidate, {"method": "fedavg"}))
-    assert replace(found, name="", citation="") == replace(plain, name="", citation="")
+    reduced, plain = (experiment.make(c, 0, True).method for c in (candidate, {"method": "fedavg"}))
+    assert replace(reduced, name="", citation="") == replace(plain, name="", citation="")
 
 
 def test_halving_keeps_the_best_fraction() -> None:
     rng = np.random.default_rng(0)
     for _ in range(200):
-        others, score, eta = rng.random(rng.integers(0, 12)), rng.random(), int(rng.integers(2, 5))
-        ranked = sorted([*others, score], reverse=True)
-        assert in_best(score, others.tolist(), eta, True) == (ranked.index(score) < max(len(ranked) // eta, 1))
-        assert in_best(-score, (-others).tolist(), eta, False) == in_best(score, others.tolist(), eta, True)
+        rivals, score, eta = rng.random(rng.integers(0, 12)), rng.random(), int(rng.integers(2, 5))
+        ranked = sorted([*rivals, score], reverse=True)
+        assert in_best(score, rivals.tolist(), eta, True) == (ranked.index(score) < max(len(ranked) // eta, 1))
+        assert in_best(-score, (-rivals).tolist(), eta, False) == in_best(score, rivals.tolist(), eta, True)
     assert not in_best(float("nan"), [], 3, True)
 
 
 def test_paired_intervals_are_those_of_scipy() -> None:
     rng = np.random.default_rng(1)
     a, b = rng.random(5), rng.random(5)
-    found = results.paired(dict(enumerate(a)), dict(enumerate(b)))
+    gain = results.paired(dict(enumerate(a)), dict(enumerate(b)))
     interval = stats.ttest_rel(a, b).confidence_interval(0.95)
-    assert (found["low"], found["high"]) == pytest.approx((interval.low, interval.high))
+    assert (gain["low"], gain["high"]) == pytest.approx((interval.low, interval.high))
     wide = results.paired(dict(enumerate(a)), dict(enumerate(b)), 3)
     interval = stats.ttest_rel(a, b).confidence_interval(1 - 0.05 / 3)
     assert (wide["low"], wide["high"]) == pytest.approx((interval.low, interval.high))
@@ -251,7 +255,7 @@ def test_a_search_that_a_callback_stops_decides_nothing(tmp_path: Path) -> None:
         def should_stop(self, history):
             return "enough" if len(history) == 3 else None
 
-    summary = search(made("search.methods=[fedavg]"), tmp_path / "run", callbacks=[Enough()])
+    summary = search(build_search("search.methods=[fedavg]"), tmp_path / "run", callbacks=[Enough()])
     assert (summary["status"], summary["candidates"], summary["ranking"]) == ("stopped", 3, [])
     assert summary["verdict"] == results.PENDING
 
@@ -268,16 +272,16 @@ def test_a_partition_that_a_held_out_seed_makes_impossible_fails_that_run_alone(
 def test_candidates_without_the_goal_fail_alone(tmp_path: Path) -> None:
     """Clients of ``local`` share nothing, so that there is no model of the server to be measured."""
     words = ("search.goal=global/accuracy", "search.methods=[fedavg,local]", "search.budget=13")
-    search(made(*words), tmp_path / "run")
-    tried = {r["label"]: r for r in history(tmp_path / "run") if r["stage"] == "search"}
-    assert tried["fedavg"]["state"] == "complete"
-    assert (tried["local"]["state"], tried["local"]["score"]) == ("failed", None)
-    assert "is not measured for this candidate" in tried["local"]["reason"]
+    search(build_search(*words), tmp_path / "run")
+    by_label = {r["label"]: r for r in history(tmp_path / "run") if r["stage"] == "search"}
+    assert by_label["fedavg"]["state"] == "complete"
+    assert (by_label["local"]["state"], by_label["local"]["score"]) == ("failed", None)
+    assert "is not measured for this candidate" in by_label["local"]["reason"]
 
 
 def test_methods_without_a_loss_to_compare_are_left_out_of_a_search_for_the_least_loss() -> None:
-    found = made("search.goal=clients/loss/mean", "search.methods=[fedavg,fedlc]")
-    assert found.misfits == {"fedlc": "the loss of 'fedlc' cannot be computed outside training."}
+    experiment = build_search("search.goal=clients/loss/mean", "search.methods=[fedavg,fedlc]")
+    assert experiment.misfits == {"fedlc": "the loss of 'fedlc' cannot be computed outside training."}
 
 
 def test_the_front_is_what_nothing_beats() -> None:
@@ -330,30 +334,30 @@ def test_a_model_that_no_method_could_train_is_refused_before_anything_runs(tmp_
 def test_where_clients_share_nothing_the_search_finds_a_personal_method(tmp_path: Path) -> None:
     words = ["clients=10", "rounds=6", "partition=pathological", "partition.classes=2", "search.budget=36",
              "search.methods=[fedavg,feddyn,fedrep]", "search.finalists=1", "search.seeds=5", "model=mlp"]  # fmt: skip
-    found = search(build(SEARCH.resolve([*words, "engine=serial"])), tmp_path / "run")
-    assert found["ranking"][0]["gain"]["low"] > 0.05
-    assert "is better than fedavg" in found["verdict"]
+    summary = search(build(SEARCH.resolve([*words, "engine=serial"])), tmp_path / "run")
+    assert summary["ranking"][0]["gain"]["low"] > 0.05
+    assert "is better than fedavg" in summary["verdict"]
 
 
 def test_a_goal_that_is_not_a_number_at_a_milestone_ends_the_candidate() -> None:
     def compare(values: Sequence[float | None]) -> Outcome:
-        found = Outcome("x")
-        compared = Comparisons(found, "global/auroc", [2, 3], lambda round, score: True)
+        outcome = Outcome("x")
+        comparisons = Comparisons(outcome, "global/auroc", [2, 3], lambda round, score: True)
         with suppress(_EndRun):
             for round, value in enumerate(values, start=1):
                 goal = {} if value == MISSING else {"global/auroc": value}
-                compared.on_round({"round": round, "comm/bytes": 1, "seconds": 1.0, "global/loss": 1.0, **goal})
-        return found
+                comparisons.on_round({"round": round, "comm/bytes": 1, "seconds": 1.0, "global/loss": 1.0, **goal})
+        return outcome
 
     assert compare([0.5, 0.6, 0.7]).state == "complete"
     for values, last in (([0.5, None, 0.7], 2), ([0.5, 0.6, MISSING], 3)):
-        found = compare(values)
-        assert (found.state, found.rounds) == ("failed", last)
-        assert np.isnan(found.scores[last])
-        assert found.reason == f"global/auroc is not a number after round {last}."
+        outcome = compare(values)
+        assert (outcome.state, outcome.rounds) == ("failed", last)
+        assert np.isnan(outcome.scores[last])
+        assert outcome.reason == f"global/auroc is not a number after round {last}."
 
 
-def tried(state: str, score: float | None, lr: float) -> dict:
+def step_record(state: str, score: float | None, lr: float) -> dict:
     """What a step of the search gives."""
     outcome = {"label": "fedavg", "rounds": 2, "bytes": 10, "minutes": 0.1, "reason": "", "scores": {}, "params": {}}
     return {"stage": "search", "role": f"candidate {lr}", "seed": 0, "candidate": {"method": "fedavg", "local.lr": lr},
@@ -368,52 +372,53 @@ def test_the_best_so_far_ran_to_its_end(goal: str, best: float) -> None:
     task = SearchTask(SearchExperiment(nothing, dict, Space(methods, (), (), {}), SearchSettings(goal=goal), 2, 0))
     steps = [("stopped", 0.9), ("failed", 0.1), ("complete", 0.5), ("complete", 0.4), ("complete", None)]
     for number, (state, score) in enumerate(steps):
-        record, _ = task.commit(tried(state, score, number))
+        record, _ = task.commit(step_record(state, score, number))
         task.history.append(record)
         assert record["best"] is None or state == "complete"
     assert task.history[-1]["best"] == best
 
 
 def test_where_uploads_are_summed_mixing_is_no_part_to_leave_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = made("search.methods=[fedavg,dp_fedavg]", "search.slots=[drift]")
-    task = SearchTask(one)
+    experiment = build_search("search.methods=[fedavg,dp_fedavg]", "search.slots=[drift]")
+    task = SearchTask(experiment)
     candidate = {"method": "dp_fedavg", "method.drift": "dynamic", "method.drift.alpha": 0.1, "local.lr": 0.1}
-    task.history = [{**tried("complete", 0.5, 0.1), "candidate": candidate, "label": "dp_fedavg+dynamic"}]
+    task.history = [{**step_record("complete", 0.5, 0.1), "candidate": candidate, "label": "dp_fedavg+dynamic"}]
     monkeypatch.setattr(results, "winner", lambda *_: "finalist 1")
-    compared = dict(task._final_comparison())
-    assert [role for role in compared if role.startswith("without")] == ["without drift"]
-    assert one.make(compared["without drift"], 0, True).method.mixing.is_uniform
+    comparisons = dict(task._final_comparison())
+    assert [role for role in comparisons if role.startswith("without")] == ["without drift"]
+    assert experiment.make(comparisons["without drift"], 0, True).method.mixing.is_uniform
 
 
 @pytest.mark.parametrize(("goal", "sign"), [("global/accuracy", 1), ("global/loss", -1)])
 def test_a_gain_is_positive_where_less_is_better_too(goal: str, sign: int) -> None:
     def record(role: str, seed: int, score: float) -> dict:
-        return {**tried("complete", score, 0.1), "stage": "compare", "role": role, "seed": seed, "label": role}
+        return {**step_record("complete", score, 0.1), "stage": "compare", "role": role, "seed": seed, "label": role}
 
     better = {1: 0.5, 2: 0.51, 3: 0.52}
     worse = {seed: score - sign * (0.2 + 0.01 * seed) for seed, score in better.items()}
-    history = [tried("complete", 0.5, 0.1) | {"label": "finalist"}]
+    history = [step_record("complete", 0.5, 0.1) | {"label": "finalist"}]
     for role, scores in (("finalist 1", better), ("fedavg", worse), ("without drift", worse)):
         history += [record(role, seed, score) for seed, score in scores.items()]
-    found = results.summary(history, SearchSettings(goal=goal), sign > 0, "fedavg")
-    assert found["ranking"][0]["gain"]["mean"] == pytest.approx(0.22)
-    assert found["parts"][0]["mean"] == pytest.approx(0.22)
-    assert found["verdict"].startswith("finalist 1 is better than fedavg: a gain of +0.2200, 95 % interval +0.")
-    assert remarks([("", found)])[1] == "its drift contributes +0.2200 ± 0.0058 (s.e.)."
+    summary = results.summary(history, SearchSettings(goal=goal), sign > 0, "fedavg")
+    assert summary["ranking"][0]["gain"]["mean"] == pytest.approx(0.22)
+    assert summary["parts"][0]["mean"] == pytest.approx(0.22)
+    assert summary["verdict"].startswith("finalist 1 is better than fedavg: a gain of +0.2200, 95 % interval +0.")
+    assert remarks([("", summary)])[1] == "its drift contributes +0.2200 ± 0.0058 (s.e.)."
 
 
 def test_no_setting_of_a_replaced_part_is_left(finished: Path) -> None:
-    one, said = made("search.slots=[drift,mixing,objective]"), []
+    experiment, messages = build_search("search.slots=[drift,mixing,objective]"), []
     for number in range(60):
-        candidate = one.space.suggest(optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=number)).ask())
+        study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=number))
+        candidate = experiment.space.suggest(study.ask())
         try:
-            one.make(candidate, 0, True)
+            experiment.make(candidate, 0, True)
         except ConfigError as error:
-            said.append(str(error))
-    said += [record["reason"] for record in history(finished)]
-    assert not any("no effect" in reason for reason in said)
-    kept = {"method": "feddyn", "method.alpha": 0.3, "method.mixing": "uniform"}
-    assert effective_candidate(methods, kept) == kept
+            messages.append(str(error))
+    messages += [record["reason"] for record in history(finished)]
+    assert not any("no effect" in reason for reason in messages)
+    settings = {"method": "feddyn", "method.alpha": 0.3, "method.mixing": "uniform"}
+    assert effective_candidate(methods, settings) == settings
 
 
 @pytest.mark.parametrize(
@@ -433,11 +438,11 @@ def test_records_of_a_strangers_search_run_what_is_searched_alone(changes: dict,
     """A candidate is settings of a run: with others it would join the stranger's cluster, or open any file."""
     words = ("search.methods=[fedavg]", "search.unit=minutes", "search.budget=1")
     with suppress(KeyboardInterrupt):
-        search(made(*words), tmp_path / "s", callbacks=[Ctrl(2)])
+        search(build_search(*words), tmp_path / "s", callbacks=[Ctrl(2)])
     records = RunDirectory(tmp_path / "s").metrics()
     records[0] |= changes
     (tmp_path / "s" / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    task = SearchTask(made(*words), tmp_path / "s")
+    task = SearchTask(build_search(*words), tmp_path / "s")
     with pytest.raises((ValueError, TypeError), match=re.escape(says)) if says else nullcontext():
         task.restore(Checkpoint(2, {}, {}))
 
@@ -447,5 +452,5 @@ def test_runs_of_a_comparison_are_written_through_no_link(tmp_path: Path) -> Non
     (tmp_path / "s" / "runs").mkdir(parents=True)
     (tmp_path / "s" / "runs" / "finalist-1-1").symlink_to(tmp_path / "there")
     with pytest.raises(CheckpointError, match="finalist-1-1 is a symbolic link"):
-        SearchTask(made(), tmp_path / "s")._compare("finalist 1", {"method": "fedavg"}, 1)
+        SearchTask(build_search(), tmp_path / "s")._compare("finalist 1", {"method": "fedavg"}, 1)
     assert not [*(tmp_path / "there").iterdir()]

@@ -19,8 +19,8 @@ from fedloom_apps.search.task import SearchExperiment, SearchTask
 
 
 def record(role: str, label: str, seed: int, score: float, stage: str = "compare") -> dict:
-    told = {"role": role, "label": label, "seed": seed, "score": score, "stage": stage, "state": "complete"}
-    return told | {
+    outcome = {"role": role, "label": label, "seed": seed, "score": score, "stage": stage, "state": "complete"}
+    return outcome | {
         "candidate": {"method": label, "local.lr": 0.1},
         "rounds": 2,
         "bytes": 8,
@@ -31,11 +31,11 @@ def record(role: str, label: str, seed: int, score: float, stage: str = "compare
 
 def history(*labels: str) -> list[dict]:
     """The records of a search that tried these methods, of which the first is FedAvg."""
-    found = [record(f"candidate {i}", label, 0, 0.5 + i / 10, "search") for i, label in enumerate(labels)]
+    records = [record(f"candidate {i}", label, 0, 0.5 + i / 10, "search") for i, label in enumerate(labels)]
     for i, label in enumerate(labels):
         role = f"finalist {i}" if i else label
-        found += [record(role, label, seed, 0.5 + i / 10 + seed * (i + 1) / 100) for seed in (1, 2, 3)]
-    return found
+        records += [record(role, label, seed, 0.5 + i / 10 + seed * (i + 1) / 100) for seed in (1, 2, 3)]
+    return records
 
 
 def test_the_ranking_is_a_table_of_plain_cells(tmp_path: Path) -> None:
@@ -48,19 +48,19 @@ def test_the_ranking_is_a_table_of_plain_cells(tmp_path: Path) -> None:
 
 
 def test_fedavg_alone_is_no_comparison() -> None:
-    found = results.summary(history("fedavg"), SearchSettings(), True, "fedavg")
-    assert found["verdict"] == (
+    summary = results.summary(history("fedavg"), SearchSettings(), True, "fedavg")
+    assert summary["verdict"] == (
         "Nothing but fedavg was run to its end, so nothing is decided; set a larger search.budget, or search.rungs=0."
     )
 
 
 @pytest.mark.parametrize("maximise", [True, False])
 def test_of_equal_candidates_the_reference_is_taken(maximise: bool, tmp_path: Path) -> None:
-    tried = history("fedavg", "feddyn")
-    equal = [one | {"score": 0.5 + one["seed"] / 100} if one["stage"] == "compare" else one for one in tried]
+    records = history("fedavg", "feddyn")
+    equal = [row | {"score": 0.5 + row["seed"] / 100} if row["stage"] == "compare" else row for row in records]
     settings = SearchSettings(goal="global/accuracy" if maximise else "global/loss")
-    found = results.summary(equal, settings, maximise, "fedavg")
-    assert found["verdict"] == "No finalist is better than fedavg on the held-out seeds: take fedavg."
+    summary = results.summary(equal, settings, maximise, "fedavg")
+    assert summary["verdict"] == "No finalist is better than fedavg on the held-out seeds: take fedavg."
     results.write(tmp_path, equal, settings, maximise, "fedavg", lambda candidate: candidate)
     assert "fedavg" in (tmp_path / "winner.yaml").read_text()
 
@@ -70,8 +70,8 @@ def test_the_winner_whose_parts_are_left_out_is_no_equal_of_the_reference() -> N
         raise AssertionError
 
     task = SearchTask(SearchExperiment(nothing, dict, Space(methods, (), (), {}), SearchSettings(seeds=3), 2, 0))
-    tried = history("fedavg", "feddyn")
-    task.history = [one | {"score": 0.5} if one["stage"] == "compare" else one for one in tried]
+    records = history("fedavg", "feddyn")
+    task.history = [row | {"score": 0.5} if row["stage"] == "compare" else row for row in records]
     assert [role for role, _ in task._final_comparison()] == ["finalist 1", "fedavg"]
 
 
@@ -80,10 +80,10 @@ def test_ctrl_c_counts_runs(
 ) -> None:
     pytest.importorskip("optuna")
 
-    def pressed(self: NullProgress, record: dict[str, Any]) -> None:
+    def interrupt(self: NullProgress, record: dict[str, Any]) -> None:
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(NullProgress, "on_round", pressed)
+    monkeypatch.setattr(NullProgress, "on_round", interrupt)
     words = ("clients=2", "rounds=1", "model=logistic", "search.budget=2", "search.methods=[fedavg]")
     assert main(["search", *words, f"out={tmp_path / 'run'}", "-q"]) == 130
     assert "stopped after run 1 of search; continue with: fedloom search resume=" in capsys.readouterr().err
@@ -91,10 +91,10 @@ def test_ctrl_c_counts_runs(
 
 def test_several_searches_are_told_apart() -> None:
     rows = [
-        (name, results.summary(history(*tried), SearchSettings(), True, "fedavg"))
-        for name, tried in (("search, seed 1", ("fedavg", "feddyn")), ("search, seed 2", ("fedavg",)))
+        (name, results.summary(history(*labels), SearchSettings(), True, "fedavg"))
+        for name, labels in (("search, seed 1", ("fedavg", "feddyn")), ("search, seed 2", ("fedavg",)))
     ]
-    assert [said.partition(":")[0] for said in remarks(rows)] == ["search, seed 1", "search, seed 2"]
+    assert [remark.partition(":")[0] for remark in remarks(rows)] == ["search, seed 1", "search, seed 2"]
     assert [str(cell) for cell in table(rows).columns[0].cells] == [
         "search, seed 1: feddyn",
         "search, seed 1: fedavg",

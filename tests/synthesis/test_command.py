@@ -27,17 +27,17 @@ def test_each_method_runs_and_its_set_is_data_for_another_run(cli: Cli, tmp_path
     heads = ["method", "accuracy", "clients", "recognised", "FID", "diversity", "coverage", "copies", "sent", "time"]
     assert next(line for line in lines if line.startswith("method")).split() == heads
     assert "Copies: samples nearer to training data than" in out
-    made = tmp_path / "made"
-    assert {"synthetic.npz", "synthetic.parquet", "synthetic.json", "report.html"} <= {p.name for p in made.iterdir()}
-    page = (made / "report.html").read_text()
+    folder = tmp_path / "made"
+    assert {"synthetic.npz", "synthetic.parquet", "synthetic.json", "report.html"} <= {p.name for p in folder.iterdir()}
+    page = (folder / "report.html").read_text()
     assert "Synthetic data" in page
     assert page.count("<figure>") >= 3, "curves, real images, the set"
-    assert yaml.load(made / "config.yaml")["judge"]["max_steps"] == 30
-    assert read_generated(made / "synthetic.npz").provenance["settings"]["name"] == name
+    assert yaml.load(folder / "config.yaml")["judge"]["max_steps"] == 30
+    assert read_generated(folder / "synthetic.npz").provenance["settings"]["name"] == name
     common = ("method=centralised", "clients=1", "partition=iid", "held_out=0", "participation=1", "rounds=1")
     for file in ("synthetic.npz", "synthetic.parquet"):
-        given = ("data=generated", f"data.path=made/{file}", f"out={file}-run")
-        assert cli("run", "-q", *common, *given).code == 0
+        source = ("data=generated", f"data.path=made/{file}", f"out={file}-run")
+        assert cli("run", "-q", *common, *source).code == 0
         final = json.loads((tmp_path / f"{file}-run" / "summary.json").read_text())["final"]
         assert 0 <= final["global/accuracy"] <= 1
 
@@ -45,8 +45,8 @@ def test_each_method_runs_and_its_set_is_data_for_another_run(cli: Cli, tmp_path
 def test_by_default_fedevg_imitates_digits(cli: Cli, tmp_path: Path) -> None:
     """Its step sizes follow the number of rounds, so that it cannot be given more of them."""
     assert cli("synthesize", "-q", "rounds=1", "out=made", "method.per_class=6", *SMALL).code == 0
-    said = json.loads((tmp_path / "made" / "synthetic.json").read_text())["provenance"]
-    assert (said["method"], said["data"], said["rounds"]) == ("fedevg", {"name": "digits"}, 1)
+    provenance = json.loads((tmp_path / "made" / "synthetic.json").read_text())["provenance"]
+    assert (provenance["method"], provenance["data"], provenance["rounds"]) == ("fedevg", {"name": "digits"}, 1)
     code, _, err = cli("synthesize", "-q", "resume=made", "rounds=2")
     assert code == 2
     assert err == (
@@ -59,8 +59,8 @@ def test_a_generator_goes_on(cli: Cli, tmp_path: Path) -> None:
     assert cli("synthesize", "-q", "method=fedcvae", "model.width=8", "rounds=1", "out=made", *SMALL).code == 0
     code, _, err = cli("synthesize", "-q", "resume=made", "rounds=2")
     assert (code, err) == (0, "")
-    said = json.loads((tmp_path / "made" / "synthetic.json").read_text())["provenance"]
-    assert said["rounds"] == 2
+    provenance = json.loads((tmp_path / "made" / "synthetic.json").read_text())["provenance"]
+    assert provenance["rounds"] == 2
     _, _, err = cli("synthesize", "-q", "resume=made", "judge.every=1")
     assert err.startswith("fedloom: 'made' cannot be continued with other settings (judge.every: 0 → 1)")
 
@@ -95,7 +95,7 @@ def test_images_in_another_range_are_refused_before_they_are_learnt(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("method=fedavg",), "method 'fedavg' generates no samples"),
         (("method=disk",), "method 'disk' generates no samples"),
@@ -113,11 +113,11 @@ def test_images_in_another_range_are_refused_before_they_are_learnt(
     ],
 )
 def test_mistakes_end_in_one_sentence_before_anything_is_written(
-    cli: Cli, tmp_path: Path, words: tuple[str, ...], said: str
+    cli: Cli, tmp_path: Path, words: tuple[str, ...], message: str
 ) -> None:
     code, out, err = cli("synthesize", "-q", "out=made" if "resume=nowhere" not in words else "seed=0", *words)
     assert (code, out) == (2, "")
-    assert said in err
+    assert message in err
     assert err.count("\n") == 1
     assert not list(tmp_path.iterdir())
 

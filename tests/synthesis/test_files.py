@@ -24,7 +24,7 @@ from fedloom_apps.synthesis.synthetic_set import with_shared_set
 PROVENANCE = {"method": "fedevg", "data": {"name": "digits"}, "seed": 3}
 
 
-def made(colours: int = 1, **changes: object) -> Generated:
+def generated_set(colours: int = 1, **changes: object) -> Generated:
     """Six images of three classes, normalised."""
     draws = np.random.default_rng(0)
     mean, std = (0.4,) * colours, (0.25,) * colours
@@ -36,32 +36,32 @@ def made(colours: int = 1, **changes: object) -> Generated:
 @pytest.mark.parametrize("colours", [1, 3])
 @pytest.mark.parametrize("suffix", ["npz", "parquet"])
 def test_a_set_is_read_back_as_it_was(tmp_path: Path, suffix: str, colours: int) -> None:
-    found, path = made(colours), tmp_path / f"set.{suffix}"
+    generated, path = generated_set(colours), tmp_path / f"set.{suffix}"
     if suffix == "npz":
-        save_npz(found, path)
+        save_npz(generated, path)
     else:
-        path.write_bytes(parquet(found))
+        path.write_bytes(parquet(generated))
     again = read_generated(path)
-    torch.testing.assert_close(again.arrays.x, found.arrays.x, rtol=0, atol=1e-6)
-    assert again.arrays.y.tolist() == found.arrays.y.tolist()
-    assert replace(again.arrays, x=found.arrays.x, y=found.arrays.y) == found.arrays
+    torch.testing.assert_close(again.arrays.x, generated.arrays.x, rtol=0, atol=1e-6)
+    assert again.arrays.y.tolist() == generated.arrays.y.tolist()
+    assert replace(again.arrays, x=generated.arrays.x, y=generated.arrays.y) == generated.arrays
     assert again.provenance == PROVENANCE
 
 
 def test_images_in_parquet_are_what_other_tools_show() -> None:
-    found = made(3)
-    table = pq.read_table(io.BytesIO(parquet(found)))
-    said = json.loads(table.schema.metadata[b"huggingface"])["info"]["features"]
-    assert said["label"] == {"_type": "ClassLabel", "names": ["a", "b", "c"]}
-    assert said["image"] == {"_type": "Image"}
-    seen = np.asarray(Image.open(io.BytesIO(table["image"][4].as_py()["bytes"])))  # [H, W, C]
-    pixels = found.arrays.x[4] * 0.25 + 0.4
-    np.testing.assert_allclose(seen / 255, pixels.permute(1, 2, 0).numpy(), atol=0.5 / 255 + 1e-6)
+    generated = generated_set(3)
+    table = pq.read_table(io.BytesIO(parquet(generated)))
+    features = json.loads(table.schema.metadata[b"huggingface"])["info"]["features"]
+    assert features["label"] == {"_type": "ClassLabel", "names": ["a", "b", "c"]}
+    assert features["image"] == {"_type": "Image"}
+    image = np.asarray(Image.open(io.BytesIO(table["image"][4].as_py()["bytes"])))  # [H, W, C]
+    pixels = generated.arrays.x[4] * 0.25 + 0.4
+    np.testing.assert_allclose(image / 255, pixels.permute(1, 2, 0).numpy(), atol=0.5 / 255 + 1e-6)
     assert Image.open(io.BytesIO(png(torch.zeros(1, 4, 4)))).mode == "L"
 
 
 def test_samples_that_are_no_images_have_no_image(tmp_path: Path) -> None:
-    vectors = made(x=torch.randn(6, 5), mean=(), std=())
+    vectors = generated_set(x=torch.randn(6, 5), mean=(), std=())
     (tmp_path / "set.parquet").write_bytes(parquet(vectors))
     assert pq.read_table(tmp_path / "set.parquet").column_names == ["label", "x"]
     assert torch.equal(read_generated(tmp_path / "set.parquet").arrays.x, vectors.arrays.x)
@@ -103,7 +103,7 @@ def test_what_is_no_such_file_is_said(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_what_only_looks_like_such_a_file_is_one_sentence(change: dict[str, Any], tmp_path: Path) -> None:
-    save_npz(made(), tmp_path / "set.npz")
+    save_npz(generated_set(), tmp_path / "set.npz")
     np.savez(tmp_path / "set.npz", **{**np.load(tmp_path / "set.npz"), **change})
     with pytest.raises(DataError, match="was not written by fedloom synthesize"):
         sources.make("generated", path=str(tmp_path / "set.npz"), test=False)
@@ -120,7 +120,7 @@ def test_real_data_that_are_not_there_or_differ_are_said(tmp_path: Path, monkeyp
         ({"name": "synthetic", "clients": 10**9}, "imitates data that have no name here"),
         ({"name": "digits"}, "imitates other images than the digits here"),
     ):
-        save_npz(Generated(made().arrays, {**PROVENANCE, "data": origin}), tmp_path / "set.npz")
+        save_npz(Generated(generated_set().arrays, {**PROVENANCE, "data": origin}), tmp_path / "set.npz")
         with pytest.raises(DataError, match=words) as error:
             sources.make("generated", path=str(tmp_path / "set.npz"))
         assert "data.test=false" in str(error.value)
@@ -133,9 +133,9 @@ def test_a_shared_set_is_held_once_and_seen_by_all_who_train() -> None:
     pool, before = more.train.arrays, len(federation.train.arrays)
     assert len(pool) == before + 20
     for client in range(4):
-        mine = more.train.index[client]
-        assert mine[: len(federation.train.index[client])].tolist() == federation.train.index[client].tolist()
-        assert sorted(mine[len(federation.train.index[client]) :]) == sorted([*range(before, before + 20)] * 2)
+        rows = more.train.index[client]
+        assert rows[: len(federation.train.index[client])].tolist() == federation.train.index[client].tolist()
+        assert sorted(rows[len(federation.train.index[client]) :]) == sorted([*range(before, before + 20)] * 2)
     assert more.train.index[4].tolist() == federation.train.index[4].tolist(), "it never trains"
     assert torch.equal(pool.x[before:], few.x)
     assert more.held_out is federation.held_out
@@ -145,7 +145,7 @@ def test_a_shared_set_is_held_once_and_seen_by_all_who_train() -> None:
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_sets_of_another_shape_are_not_shared() -> None:
     with pytest.raises(DataError, match="samples of shape"):
-        with_shared_set(classes(), made().arrays)
+        with_shared_set(classes(), generated_set().arrays)
     federation = federate("digits", partitions.make("alid", samples=60, test_samples=15), 5, held_out="common")
     with pytest.raises(DataError, match="number the classes differently"):
         with_shared_set(federation, federation.test.take(torch.arange(5)))

@@ -25,7 +25,7 @@ def shades(path: Path) -> set[float]:
     return {round(float(v) / 255, 2) for v, n in zip(values, counts, strict=True) if n > 500}
 
 
-def drawn(path: Path, x: torch.Tensor, y: list[int], classes: int = 0, **about: Any) -> Path:
+def draw_picture(path: Path, x: torch.Tensor, y: list[int], classes: int = 0, **about: Any) -> Path:
     labels = torch.tensor(y)
     picture(Arrays(x, labels, classes or int(labels.max()) + 1, **about), path, "a title")
     return path
@@ -35,31 +35,31 @@ def drawn(path: Path, x: torch.Tensor, y: list[int], classes: int = 0, **about: 
 def test_black_and_white_are_the_bounds(tmp_path: Path, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
     x = SHADES.repeat_interleave(10).reshape(30, 1, 1, 1).expand(30, 1, 8, 8)
     x = (x - mean[0]) / std[0] if mean else x
-    path = drawn(tmp_path / "here" / "made.png", x, [0] * 10 + [1] * 10 + [2] * 10, mean=mean, std=std)
+    path = draw_picture(tmp_path / "here" / "made.png", x, [0] * 10 + [1] * 10 + [2] * 10, mean=mean, std=std)
     assert shades(path) == {0.0, 0.25, 1.0}
 
 
 def test_a_picture_without_room_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither half a picture nor the loss of the one before."""
-    path = drawn(tmp_path / "made.png", torch.zeros(1, 1, 8, 8), [0])
+    path = draw_picture(tmp_path / "made.png", torch.zeros(1, 1, 8, 8), [0])
     before = path.read_bytes()
     monkeypatch.setattr(Figure, "savefig", out_of_room)
     with pytest.warns(UserWarning, match="No space left"):
-        drawn(path, torch.ones(1, 1, 8, 8), [0])
+        draw_picture(path, torch.ones(1, 1, 8, 8), [0])
     assert path.read_bytes() == before
-    assert [one.name for one in tmp_path.iterdir()] == ["made.png"]
+    assert [file.name for file in tmp_path.iterdir()] == ["made.png"]
 
 
 def test_a_picture_is_not_stretched_to_what_it_holds(tmp_path: Path) -> None:
     images = torch.full((10, 1, 8, 8), 0.25)
-    assert shades(drawn(tmp_path / "grey.png", images, [0] * 10)) == {0.25, 1.0}
+    assert shades(draw_picture(tmp_path / "grey.png", images, [0] * 10)) == {0.25, 1.0}
 
 
 def test_one_row_a_class_and_colours(tmp_path: Path) -> None:
     images = torch.zeros(3, 3, 8, 8)
     images[1, 0] = 1.0  # class 0 is red
     images[[0, 2], 2] = 1.0  # class 2 is blue, class 1 is absent
-    pixels = imread(drawn(tmp_path / "rows.png", images, [2, 0, 2], 4, names=("a", "b", "c", "d")))[..., :3]
+    pixels = imread(draw_picture(tmp_path / "rows.png", images, [2, 0, 2], 4, names=("a", "b", "c", "d")))[..., :3]
     red = np.argwhere((pixels[..., 0] > 0.95) & (pixels[..., 1:].max(2) < 0.05))
     blue = np.argwhere((pixels[..., 2] > 0.95) & (pixels[..., :2].max(2) < 0.05))
     assert len(blue) == pytest.approx(2 * len(red), rel=0.1)
@@ -67,4 +67,4 @@ def test_one_row_a_class_and_colours(tmp_path: Path) -> None:
 
 
 def test_what_is_no_picture_is_not_drawn(tmp_path: Path) -> None:
-    assert not drawn(tmp_path / "no.png", torch.zeros(2, 4), [0, 1]).exists()
+    assert not draw_picture(tmp_path / "no.png", torch.zeros(2, 4), [0, 1]).exists()

@@ -35,37 +35,37 @@ def judge(federation: Federation) -> SyntheticEvaluator:
     return SyntheticEvaluator(federation, EvalConfig(classifier="mlp", max_steps=1500))
 
 
-def some(arrays: Arrays, each: int = 20) -> Arrays:
+def class_samples(arrays: Arrays, count: int = 20) -> Arrays:
     """A number of random samples of each class."""
     draws = stream(0, "some")
-    rows = [draws.permutation((arrays.y == c).nonzero()[:, 0].numpy())[:each] for c in range(arrays.classes)]
+    rows = [draws.permutation((arrays.y == c).nonzero()[:, 0].numpy())[:count] for c in range(arrays.classes)]
     return arrays.take(torch.cat([torch.from_numpy(part) for part in rows]))
 
 
 @pytest.fixture(scope="module")
 def copies(judge: SyntheticEvaluator) -> EvalResult:
-    return judge.evaluate(some(judge.training_samples))
+    return judge.evaluate(class_samples(judge.training_samples))
 
 
 def test_real_training_images_teach_are_recognised_and_are_found_to_be_copies(copies: EvalResult) -> None:
-    found = copies.numbers
-    assert found["synthetic/accuracy"] > 0.85
-    assert found["synthetic/clients/accuracy/mean"] > 0.85
-    assert found["synthetic/train_accuracy"] > 0.97
-    assert found["synthetic/recognised"] > 0.93
-    assert found["synthetic/copies"] > 0.95
-    assert found["synthetic/membership_auc"] > 0.95
-    assert found["synthetic/members_p"] < 1e-6
-    assert found["synthetic/nearest"] == 0
-    assert found["synthetic/diversity"] == pytest.approx(1, abs=0.15)
-    assert found["synthetic/coverage"] > 0.8
+    numbers = copies.numbers
+    assert numbers["synthetic/accuracy"] > 0.85
+    assert numbers["synthetic/clients/accuracy/mean"] > 0.85
+    assert numbers["synthetic/train_accuracy"] > 0.97
+    assert numbers["synthetic/recognised"] > 0.93
+    assert numbers["synthetic/copies"] > 0.95
+    assert numbers["synthetic/membership_auc"] > 0.95
+    assert numbers["synthetic/members_p"] < 1e-6
+    assert numbers["synthetic/nearest"] == 0
+    assert numbers["synthetic/diversity"] == pytest.approx(1, abs=0.15)
+    assert numbers["synthetic/coverage"] > 0.8
     assert copies.details["features"] == "mlp trained on digits"
 
 
 @pytest.mark.exhaustive
 def test_fresh_real_images_are_no_copies(judge: SyntheticEvaluator, federation: Federation, copies: EvalResult) -> None:
-    held = federation.held_out
-    fresh = judge.evaluate(some(held.arrays.take(held.index.rows), each=15)).numbers
+    held_out = federation.held_out
+    fresh = judge.evaluate(class_samples(held_out.arrays.take(held_out.index.rows), count=15)).numbers
     assert fresh["synthetic/accuracy"] > 0.8
     assert fresh["synthetic/copies"] < 0.1
     assert fresh["synthetic/members_p"] > 0.001
@@ -75,36 +75,36 @@ def test_fresh_real_images_are_no_copies(judge: SyntheticEvaluator, federation: 
 def test_noise_teaches_nothing(judge: SyntheticEvaluator, copies: EvalResult) -> None:
     y = torch.arange(10).repeat_interleave(20)
     noise = Arrays(torch.from_numpy(stream(1, "noise").random((200, 1, 8, 8))).float(), y, 10)
-    found = judge.evaluate(noise).numbers
-    assert found["synthetic/accuracy"] < 0.35
-    assert found["synthetic/recognised"] < 0.35
-    assert found["synthetic/fid"] > 3 * copies.numbers["synthetic/fid"]
-    assert found["synthetic/kid"] > copies.numbers["synthetic/kid"]
-    assert found["synthetic/copies"] < 0.1
+    numbers = judge.evaluate(noise).numbers
+    assert numbers["synthetic/accuracy"] < 0.35
+    assert numbers["synthetic/recognised"] < 0.35
+    assert numbers["synthetic/fid"] > 3 * copies.numbers["synthetic/fid"]
+    assert numbers["synthetic/kid"] > copies.numbers["synthetic/kid"]
+    assert numbers["synthetic/copies"] < 0.1
 
 
 @pytest.mark.exhaustive
 def test_one_image_a_class_is_no_diversity(judge: SyntheticEvaluator, copies: EvalResult) -> None:
-    once = some(judge.training_samples, each=1)
+    once = class_samples(judge.training_samples, count=1)
     same = once.take(torch.arange(10).repeat_interleave(20))
-    found = judge.evaluate(same, thorough=False).numbers
-    assert found["synthetic/diversity"] == pytest.approx(0, abs=1e-6)
-    assert found["synthetic/coverage"] < 0.5 * copies.numbers["synthetic/coverage"]
-    assert found["synthetic/recognised"] > 0.8
-    assert "synthetic/copies" not in found
+    numbers = judge.evaluate(same, thorough=False).numbers
+    assert numbers["synthetic/diversity"] == pytest.approx(0, abs=1e-6)
+    assert numbers["synthetic/coverage"] < 0.5 * copies.numbers["synthetic/coverage"]
+    assert numbers["synthetic/recognised"] > 0.8
+    assert "synthetic/copies" not in numbers
 
 
 @pytest.mark.exhaustive
 def test_wrong_labels_are_not_recognised(judge: SyntheticEvaluator) -> None:
-    right = some(judge.training_samples)
+    right = class_samples(judge.training_samples)
     wrong = replace(right, y=(right.y + 1) % 10)
-    found = judge.evaluate(wrong, thorough=False).numbers
-    assert found["synthetic/recognised"] < 0.05
-    assert found["synthetic/accuracy"] < 0.1
+    numbers = judge.evaluate(wrong, thorough=False).numbers
+    assert numbers["synthetic/recognised"] < 0.05
+    assert numbers["synthetic/accuracy"] < 0.1
 
 
 def test_images_in_another_range_are_refused(judge: SyntheticEvaluator) -> None:
-    few = some(judge.training_samples, each=2)
+    few = class_samples(judge.training_samples, count=2)
     with pytest.raises(DataError, match="the same range"):
         judge.evaluate(replace(few, x=2 * few.x - 1))
 
@@ -114,9 +114,9 @@ def test_clients_own_test_samples_stand_in_for_a_test_set(federation: Federation
     without = replace(federation, test=replace(test, x=test.x[:0], y=test.y[:0]))
     judge = SyntheticEvaluator(without, EvalConfig(max_steps=30))
     assert len(judge.test) == federation.held_out.index.sizes.sum()
-    found = judge.evaluate(some(judge.training_samples, each=5), thorough=False).numbers
-    assert "synthetic/accuracy" not in found
-    assert "synthetic/clients/accuracy/mean" in found
+    numbers = judge.evaluate(class_samples(judge.training_samples, count=5), thorough=False).numbers
+    assert "synthetic/accuracy" not in numbers
+    assert "synthetic/clients/accuracy/mean" in numbers
 
 
 def test_without_anything_held_out_there_is_no_judge() -> None:
@@ -128,21 +128,21 @@ def test_without_anything_held_out_there_is_no_judge() -> None:
 
 def test_a_set_by_class_needs_classes_that_mean_the_same_at_all_clients(federation: Federation) -> None:
     split = federation.train
-    own = replace(federation, train=replace(split, relabel=torch.arange(10).flip(0).repeat(len(split), 1)))
+    relabelled = replace(federation, train=replace(split, relabel=torch.arange(10).flip(0).repeat(len(split), 1)))
     with pytest.raises(ConfigError, match="number the classes differently"):
-        SyntheticEvaluator(own)
+        SyntheticEvaluator(relabelled)
 
 
 @pytest.mark.exhaustive
 def test_training_ends_when_nothing_is_left_to_learn() -> None:
-    few = some(sources.make("digits").train, each=10)
-    found = fit("mlp", few, ClassifierTraining(augment=()), seed=0)
-    assert found.steps < 2000
-    assert found.loss < 0.05
-    assert found.accuracy == 1
+    few = class_samples(sources.make("digits").train, count=10)
+    classifier = fit("mlp", few, ClassifierTraining(augment=()), seed=0)
+    assert classifier.steps < 2000
+    assert classifier.loss < 0.05
+    assert classifier.accuracy == 1
     again = fit("mlp", few, ClassifierTraining(augment=()), seed=0)
-    assert again.loss == found.loss, "a function of its arguments"
-    assert fit("mlp", few, ClassifierTraining(augment=()), seed=1).loss != found.loss
+    assert again.loss == classifier.loss, "a function of its arguments"
+    assert fit("mlp", few, ClassifierTraining(augment=()), seed=1).loss != classifier.loss
 
 
 def test_batch_normalisation_never_sees_a_batch_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,11 +164,11 @@ def test_the_real_classifier_sees_only_samples_that_clients_train_on(
 ) -> None:
     fitted = []
 
-    def recorded(name: str, arrays: Arrays, *settings: Any, **more: Any) -> FittedClassifier:
+    def record_fit(name: str, arrays: Arrays, *settings: Any, **more: Any) -> FittedClassifier:
         fitted.append(arrays)
         return fit(name, arrays, *settings, **more)
 
-    monkeypatch.setattr("fedloom_apps.synthesis.judge.fit", recorded)
+    monkeypatch.setattr("fedloom_apps.synthesis.judge.fit", record_fit)
     dealt = federate("digits", "iid", clients=5, seed=2, validation=0.1, held_out=0.2, unseen=0.2)
     other = federate("digits", "iid", clients=5, seed=3, validation=0.1, held_out=0.2, unseen=0.2)
     few = EvalConfig(classifier="mlp", max_steps=2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,17 +26,17 @@ def test_pictures_and_a_judge_without_room_are_warnings(tmp_path: Path, monkeypa
     def crowded(path: Path, blob: bytes, alone: bool = True) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    whole = synthesize(generation_experiment("fedevg", rounds=2), tmp_path / "whole", QUICK)
+    full_run = synthesize(generation_experiment("fedevg", rounds=2), tmp_path / "whole", QUICK)
     with monkeypatch.context() as patch:
         patch.setattr(Figure, "savefig", out_of_room)
         patch.setattr(judge, "write_whole", crowded)
-        with pytest.warns(UserWarning, match="No space left on device") as told:
-            found = synthesize(generation_experiment("fedevg", rounds=2), tmp_path / "crowded", QUICK)
-    said = [str(one.message) for one in told]
-    assert any("judge" in one and "(No space left on device), so it is trained again next time." in one for one in said)
+        with pytest.warns(UserWarning, match="No space left on device") as record:
+            result = synthesize(generation_experiment("fedevg", rounds=2), tmp_path / "crowded", QUICK)
+    text = "\n".join(str(warning.message) for warning in record)
+    assert re.search(r"judge.*\(No space left on device\), so it is trained again next time\.", text)
     for name in ("synthetic-000002", "synthetic", "real"):
-        assert any(f"{name}.png cannot be written (No space left on device); the run goes on" in one for one in said)
-    assert found.evaluation == whole.evaluation
+        assert f"{name}.png cannot be written (No space left on device); the run goes on" in text
+    assert result.evaluation == full_run.evaluation
     for name in ("synthetic.npz", "synthetic.json"):
         assert (tmp_path / "crowded" / name).is_file()
     assert not [*(tmp_path / "crowded" / "figures").iterdir()]
@@ -47,15 +48,15 @@ def test_a_judge_that_diverges_is_named(classifier: str, lr: float, tmp_path: Pa
     """The set is made and written, without the numbers that would rest on the classifier of real data."""
     settings = replace(QUICK, classifier=classifier, lr=lr, max_steps=100)
     with pytest.warns(UserWarning, match=r"classifier of real data has diverged, .*; lower judge\.lr\."):
-        found = synthesize(generation_experiment("fedevg", rounds=1), tmp_path / "out", settings)
+        result = synthesize(generation_experiment("fedevg", rounds=1), tmp_path / "out", settings)
     stored = json.loads((tmp_path / "out" / "synthetic.json").read_text())
     assert "the judge's classifier of the synthetic set has diverged; lower judge.lr." in stored["warnings"]
-    assert "synthetic/fid" not in found.evaluation.numbers
-    assert {"synthetic/copies", "synthetic/diversity"} <= found.evaluation.numbers.keys()
+    assert "synthetic/fid" not in result.evaluation.numbers
+    assert {"synthetic/copies", "synthetic/diversity"} <= result.evaluation.numbers.keys()
 
 
 def test_more_samples_than_memory_holds_are_refused() -> None:
     for per_class in (10**12, 10**18):
-        made = replace(generation_experiment("fedevg"), method=methods.make("fedevg", per_class=per_class))
+        setup = replace(generation_experiment("fedevg"), method=methods.make("fedevg", per_class=per_class))
         with pytest.raises(ConfigError, match="not enough memory; choose a smaller per_class"):
-            synthesize(made, judge=QUICK)
+            synthesize(setup, judge=QUICK)

@@ -27,23 +27,23 @@ PROTO = Method("proto", (CrossEntropy(),), adaptation=Prototypes())
 
 
 def test_safetensors(tmp_path: Path) -> None:
-    one = model()
-    path = one.export(tmp_path / "model.safetensors")
+    client_model = model()
+    path = client_model.export(tmp_path / "model.safetensors")
     stored = load_file(path)
-    assert stored.keys() == one.module.state_dict().keys()
-    assert all(torch.equal(value, stored[name]) for name, value in one.module.state_dict().items())
+    assert stored.keys() == client_model.module.state_dict().keys()
+    assert all(torch.equal(value, stored[name]) for name, value in client_model.module.state_dict().items())
     with pytest.raises(ConfigError, match="exists already; choose another file"):
-        one.export(path)
+        client_model.export(path)
     with pytest.raises(ConfigError, match="unknown format 'onx'; did you mean 'onnx'"):
-        one.export(tmp_path / "x", "onx")
+        client_model.export(tmp_path / "x", "onx")
     with pytest.raises(ConfigError, match="which safetensors cannot hold; choose torch-export or onnx"):
         model(PROTO).export(tmp_path / "proto")
 
 
 @pytest.mark.parametrize("method", ["fedper", PROTO], ids=["fedper", "proto"])
 def test_torch_export(method: Method | str, tmp_path: Path) -> None:
-    one = model(method)
-    path = one.export(tmp_path / "model.pt2", "torch-export")
+    client_model = model(method)
+    path = client_model.export(tmp_path / "model.pt2", "torch-export")
     exported = torch.export.load(path)
     assert not any(x.any() for x in exported.example_inputs[0])  # type: ignore[index]  # nobody's sample
     with zipfile.ZipFile(path) as file:
@@ -51,26 +51,26 @@ def test_torch_export(method: Method | str, tmp_path: Path) -> None:
     program = exported.module()
     for count in (1, 5):
         x = torch.randn(count, 4)
-        torch.testing.assert_close(program(x), one.outputs(x))
+        torch.testing.assert_close(program(x), client_model.outputs(x))
 
 
 def test_neighbours_of_any_number_of_samples(tmp_path: Path) -> None:
-    one = model("knn_per")
-    program = torch.export.load(one.export(tmp_path / "model.pt2", "torch-export")).module()
+    client_model = model("knn_per")
+    program = torch.export.load(client_model.export(tmp_path / "model.pt2", "torch-export")).module()
     for count in (1, 25, 26, 100):
         x = torch.randn(count, 4)
-        torch.testing.assert_close(program(x), one.outputs(x))
+        torch.testing.assert_close(program(x), client_model.outputs(x))
 
 
 @pytest.mark.extra("onnxruntime", "onnxscript")
 def test_onnx(tmp_path: Path) -> None:
     runtime = pytest.importorskip("onnxruntime")
-    one = model()
-    session = runtime.InferenceSession(one.export(tmp_path / "model.onnx", "onnx"))
+    client_model = model()
+    session = runtime.InferenceSession(client_model.export(tmp_path / "model.onnx", "onnx"))
     for count in (1, 5):
         x = torch.randn(count, 4)
-        (found,) = session.run(None, {"x": x.numpy()})
-        np.testing.assert_allclose(found, one.outputs(x).numpy(), rtol=1e-5, atol=1e-6)
+        (logits,) = session.run(None, {"x": x.numpy()})
+        np.testing.assert_allclose(logits, client_model.outputs(x).numpy(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from fedloom.experiment.evaluation import Evaluation
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/howto/asked.md"
 VERDICTS = ("works", "otherwise", "refused", "not done")
-SHOWN = {
+EVIDENCE = {
     1: "data/test_untrusted_files.py::test_items_of_three_fields_are_refused_with_their_fields",
     2: "core/test_rates_and_batches.py::test_a_last_batch_of_one_does_not_cost_the_client_with_batch_normalisation",
     3: "use/test_best_and_evaluate.py::test_the_best_round_is_kept_with_its_clients",
@@ -72,12 +72,12 @@ def rows() -> dict[int, list[str]]:
 
 
 def test_every_need_has_a_verdict_and_is_shown() -> None:
-    assert rows().keys() == SHOWN.keys()
+    assert rows().keys() == EVIDENCE.keys()
     for number, cells in rows().items():
         assert cells[-1] in VERDICTS, number
-        path, _, name = SHOWN[number].partition("::")
+        path, _, name = EVIDENCE[number].partition("::")
         text = (ROOT / "tests" / path).read_text(encoding="utf-8")
-        assert re.search(rf"^def {name}\(" if name else "^# ", text, re.M), SHOWN[number]
+        assert re.search(rf"^def {name}\(" if name else "^# ", text, re.M), EVIDENCE[number]
 
 
 def test_metrics_of_classes_are_refused_for_truth_values() -> None:

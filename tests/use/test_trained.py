@@ -52,22 +52,22 @@ def with_tests_at(federation: Federation, client: int) -> Federation:
 @pytest.mark.parametrize("name", kinds([*PREDICTORS, *MIXED], [*KINDS, *MIXED]))
 def test_a_clients_model_is_the_one_that_was_evaluated(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs to the last bit, λ, and the recorded accuracy."""
-    seen: list[Tensor] = []
+    outputs: list[Tensor] = []
     real = Measurement.predictions
 
     def spy(self: Measurement, out: Tensor, y: Tensor) -> Any:
-        seen.append(out.clone())
+        outputs.append(out.clone())
         return real(self, out, y)
 
     monkeypatch.setattr(Measurement, "predictions", spy)
     monkeypatch.setattr(passes, "stackable", lambda model: False)
-    given = experiment(MIXED.get(name, name), rounds=2, evaluation=CLIENTS)
-    client = 0 if given.method.pooled else ONE
-    given = replace(given, federation=with_tests_at(given.federation, ONE))
-    result = run(given)
-    out, model = seen[-1], result.trained.client(client)
-    test = given.federation.held_out.client(ONE)
-    if isinstance(given.method.personal, Subspace):  # the sweep over λ is measured in one go
+    setup = experiment(MIXED.get(name, name), rounds=2, evaluation=CLIENTS)
+    client = 0 if setup.method.pooled else ONE
+    setup = replace(setup, federation=with_tests_at(setup.federation, ONE))
+    result = run(setup)
+    out, model = outputs[-1], result.trained.client(client)
+    test = setup.federation.held_out.client(ONE)
+    if isinstance(setup.method.personal, Subspace):  # the sweep over λ is measured in one go
         assert model.lam == 0.5
         out = out.unflatten(0, (11, -1))[5]
     assert torch.equal(model.outputs(test.x), out)
@@ -84,52 +84,51 @@ def test_all_clients_of_a_stored_run(name: str, tmp_path: Path) -> None:
     federation = classes()
     federation = replace(federation, validation=federation.held_out)
     method = make(name, min_validation=1) if name == "superfed_mm" else MIXED.get(name, name)
-    given = experiment(method, federation=federation, cohort=4, evaluation=CLIENTS)
-    run(given, tmp_path / "run")
+    setup = experiment(method, federation=federation, cohort=4, evaluation=CLIENTS)
+    run(setup, tmp_path / "run")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
-    trained = load(given, tmp_path / "run")
+    models = load(setup, tmp_path / "run")
     table = pd.read_parquet(tmp_path / "run" / "clients.parquet")
     last = table[table["round"] == 3].set_index("client")
     assert len(last) == len(federation)
     for client, row in last.iterrows():
-        model, test = trained.client(int(client)), federation.held_out.client(int(client))
-        found = model.evaluate(test.x, test.y)
-        assert found["accuracy"] == row["accuracy"]
-        assert found["loss"] == pytest.approx(row["loss"], rel=1e-12)
+        model, test = models.client(int(client)), federation.held_out.client(int(client))
+        metrics = model.evaluate(test.x, test.y)
+        assert metrics["accuracy"] == row["accuracy"]
+        assert metrics["loss"] == pytest.approx(row["loss"], rel=1e-12)
         assert "lambda" not in row or model.lam == row["lambda"]
         assert model.lam is None or type(model.lam) is float
-    assert list(trained.history["round"]) == [1, 2, 3]
+    assert list(models.history["round"]) == [1, 2, 3]
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
 
 
 def test_the_servers_model_is_the_one_that_was_evaluated() -> None:
     result = run(experiment("scaffold", evaluation=Evaluation(what=("global",))))
-    test, server = result.trained.plan.data.arrays, result.trained.server
-    test = result.trained.federation.test
+    test, server = result.trained.federation.test, result.trained.server
     assert server.evaluate(test.x, test.y)["accuracy"] == result.history[-1]["global/accuracy"]
     assert torch.equal(server.outputs(test.x), result.model(test.x))
 
 
 def test_models_are_independent_of_each_other() -> None:
-    trained = run(experiment("fedper")).trained
-    x = trained.federation.test.x
-    first = trained.client(0)
+    models = run(experiment("fedper")).trained
+    x = models.federation.test.x
+    first = models.client(0)
     before = first.outputs(x)
-    second = trained.client(1)
+    second = models.client(1)
     with torch.no_grad():
         for parameter in second.module.parameters():
             parameter.zero_()
     assert torch.equal(first.outputs(x), before)
-    assert torch.equal(trained.client(0).outputs(x), before)
+    assert torch.equal(models.client(0).outputs(x), before)
 
 
-def trained(method: Method | str = "fedper", **changes: Any) -> RunResult:
+def train(method: Method | str = "fedper", **changes: Any) -> RunResult:
     return run(experiment(method, **{"local": Local(epochs=3, batch_size=0, lr=0.3, lr_decay=0.9), **changes}))
 
 
 def test_a_new_client_trains_its_private_parameters_by_the_method() -> None:
     """FedPer by hand: the body and the initial head take the steps of two rounds; the trained head is kept."""
-    result = trained()
+    result = train()
     draw = np.random.default_rng(1)
     x, y = torch.tensor(draw.normal(size=(11, 4))), torch.tensor(draw.integers(3, size=11))
     server, start = copy.deepcopy(result.model), tanh_net().double()
@@ -150,8 +149,8 @@ def test_a_new_client_trains_its_private_parameters_by_the_method() -> None:
 
 
 def test_where_no_model_outlives_a_round_the_data_are_named() -> None:
-    run, own = trained("fedevg").trained, classes().train.client(0)
-    for model in (lambda: run.server, lambda: run.client(0), lambda: run.adapt(own.x, own.y)):
+    models, data = train("fedevg").trained, classes().train.client(0)
+    for model in (lambda: models.server, lambda: models.client(0), lambda: models.adapt(data.x, data.y)):
         with pytest.raises(ConfigError, match=r"no model outlives a round; .* data=generated:DIR/synthetic\.npz"):
             model()
 
@@ -160,22 +159,21 @@ def test_where_no_model_outlives_a_round_the_data_are_named() -> None:
     "name", ["fedavg", "fedper", "local", "ditto", "superfed_mm", "per_fedavg", "fedrod", "heterofl"]
 )
 def test_a_new_client_gets_a_model(name: str) -> None:
-    result = trained(name)
-    own = result.trained.federation.train.client(2)
-    model = result.trained.adapt(own.x.numpy(), own.y.numpy())
-    found = model.evaluate(own.x, own.y)
+    result = train(name)
+    data = result.trained.federation.train.client(2)
+    model = result.trained.adapt(data.x.numpy(), data.y.numpy())
+    metrics = model.evaluate(data.x, data.y)
     loss = "cross_entropy" if name == "fedrod" else "loss"
-    assert set(found) == {loss, "accuracy"}
+    assert set(metrics) == {loss, "accuracy"}
     if name == "fedavg":
-        assert torch.equal(model.outputs(own.x), result.trained.server.outputs(own.x))
+        assert torch.equal(model.outputs(data.x), result.trained.server.outputs(data.x))
     if name in ("fedper", "local", "ditto"):
-        assert found[loss] < result.trained.plan.facts.classes  # trained, not initial
-        fresh = result.trained.adapt(own.x, own.y, rounds=1).evaluate(own.x, own.y)
-        assert found[loss] < fresh[loss]
+        fresh = result.trained.adapt(data.x, data.y, rounds=1).evaluate(data.x, data.y)
+        assert metrics[loss] < fresh[loss]
 
 
 def test_wrong_arguments_end_in_one_sentence(tmp_path: Path) -> None:
-    result = trained()
+    result = train()
     use, x, y = result.trained, torch.zeros(2, 4), torch.zeros(2)
     for call, error, sentence in [
         (lambda: use.client(6), ConfigError, "there is no client 6; clients have the numbers 0 to 5"),
@@ -200,11 +198,11 @@ def test_wrong_arguments_end_in_one_sentence(tmp_path: Path) -> None:
             call()
 
 
-@pytest.mark.parametrize("given", [{"compute": "live"}, {"compute_settings": {"shares": 1}}])
-def test_a_run_is_loaded_however_its_clients_would_be_stepped_now(given: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("changes", [{"compute": "live"}, {"compute_settings": {"shares": 1}}])
+def test_a_run_is_loaded_however_its_clients_would_be_stepped_now(changes: dict[str, Any], tmp_path: Path) -> None:
     """With compute=auto that depends on the version, and models remain what they are."""
     result = run(experiment(compute="batched", rounds=1), tmp_path / "run")
-    again = load(experiment(**({"compute": "batched"} | given), rounds=1), tmp_path / "run")
+    again = load(experiment(**({"compute": "batched"} | changes), rounds=1), tmp_path / "run")
     assert torch.equal(again.snapshot.server.theta, result.snapshot.server.theta)
 
 
@@ -244,13 +242,13 @@ def test_predictions_have_the_form_of_the_targets() -> None:
         federation = fl.data.federate((x, y), "iid", clients=3)
         model = fl.run("fedavg", federation, "logistic", rounds=1, loss=loss).trained.client(1)
         test = federation.held_out.client(1)
-        found, out = model.predict(test.x), model.outputs(test.x)
-        assert found.shape == test.y.shape
+        predictions, out = model.predict(test.x), model.outputs(test.x)
+        assert predictions.shape == test.y.shape
         if loss == "squared_error":
-            assert torch.equal(found, out.reshape(found.shape))
+            assert torch.equal(predictions, out.reshape(predictions.shape))
         else:
-            assert torch.equal(found, (out.reshape(found.shape).sigmoid() > 0.5).to(torch.int64))
-            right = float((found == test.y).double().mean())
+            assert torch.equal(predictions, (out.reshape(predictions.shape).sigmoid() > 0.5).to(torch.int64))
+            right = float((predictions == test.y).double().mean())
             assert model.evaluate(test.x, test.y)["accuracy"] == pytest.approx(right)
 
 
@@ -265,28 +263,28 @@ def test_a_module_is_a_model_and_the_start_of_the_run() -> None:
 
 def people(rows: int, seed: int) -> pd.DataFrame:
     draw = np.random.default_rng(seed)
-    made = pd.DataFrame({"age": draw.normal(size=rows), "sex": draw.choice(["f", "m"], rows)})
-    made["bmi"] = draw.normal(size=rows)
-    made["ill"] = np.where(made["age"] + (made["sex"] == "m") > 0.5, "yes", "no")
-    return made.assign(town=draw.choice(["north", "south"], rows))
+    table = pd.DataFrame({"age": draw.normal(size=rows), "sex": draw.choice(["f", "m"], rows)})
+    table["bmi"] = draw.normal(size=rows)
+    table["ill"] = np.where(table["age"] + (table["sex"] == "m") > 0.5, "yes", "no")
+    return table.assign(town=draw.choice(["north", "south"], rows))
 
 
 def test_columns_of_a_table_and_names_of_classes_are_found_by_name(tmp_path: Path) -> None:
     table, new = people(80, 0), people(30, 1)
     federation = federate(table, label="ill", client="town")
-    made = fl.run("fedper", federation, "mlp", rounds=3).trained
-    model, x = made.client("north"), new[["age", "sex", "bmi"]]
+    models = fl.run("fedper", federation, "mlp", rounds=3).trained
+    model, x = models.client("north"), new[["age", "sex", "bmi"]]
     coded = np.column_stack([x["age"], x["sex"] == "f", x["sex"] == "m", x["bmi"]]).astype(np.float32)
     expected = model.predict(coded)
     assert 0 < expected.sum() < len(expected)
-    for given in (x, x[["bmi", "sex", "age"]], new, pd.DataFrame(coded)):
-        assert torch.equal(model.predict(given), expected)
+    for inputs in (x, x[["bmi", "sex", "age"]], new, pd.DataFrame(coded)):
+        assert torch.equal(model.predict(inputs), expected)
     numbers = (new["ill"] == "yes").astype(int)
-    found = model.evaluate(new, new["ill"])
-    assert found == model.evaluate(coded, numbers.to_numpy())
-    assert found["accuracy"] == pytest.approx((expected.numpy() == numbers).mean())
-    assert torch.equal(made.adapt(new, new["ill"], 2).outputs(x), made.adapt(coded, numbers, 2).outputs(coded))
-    for given, sentence in [
+    metrics = model.evaluate(new, new["ill"])
+    assert metrics == model.evaluate(coded, numbers.to_numpy())
+    assert metrics["accuracy"] == pytest.approx((expected.numpy() == numbers).mean())
+    assert torch.equal(models.adapt(new, new["ill"], 2).outputs(x), models.adapt(coded, numbers, 2).outputs(coded))
+    for inputs, sentence in [
         (x.drop(columns="bmi"), "the inputs have no column 'bmi'; there are: age, sex"),
         (x.drop(columns="sex"), "the inputs have no column 'sex=f'"),
         (x.assign(sex="x"), "column 'sex' of the inputs holds 'x', which the run's data do not; there are: f, m"),
@@ -298,7 +296,7 @@ def test_columns_of_a_table_and_names_of_classes_are_found_by_name(tmp_path: Pat
         (x.assign(bmi=np.inf), "NaN or infinite"),
     ]:
         with pytest.raises(DataError, match=sentence):
-            model.predict(given)
+            model.predict(inputs)
     with pytest.raises(DataError, match="there is no class 'maybe'; there are: no, yes"):
         model.evaluate(new, ["maybe"] * len(new))
     table.to_csv(tmp_path / "people.csv", index=False)
