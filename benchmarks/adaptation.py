@@ -104,13 +104,13 @@ def contestants(tasks: int, experts: int, inner: int, dtype: torch.dtype) -> dic
     memory = state[MEMORY] | task_entries(last, new)
     steps = task_batches(learner, local, 10, memory, list(range(last)), last, 0)
 
-    def own() -> Tensor:
+    def learn() -> Tensor:
         return ensemble.learn(state, last, new)[0]["0"]["w"]
 
     def bare() -> Tensor:
         return torch.stack([plain(w, steps, rate, inner) for w, rate in zip(state["0"]["w"], rates, strict=True)])
 
-    return {"fedloom": own, "explicit": lambda: explicit(own), "bare loop": bare}
+    return {"fedloom": learn, "explicit": lambda: explicit(learn), "bare loop": bare}
 
 
 def compare(tasks: int, experts: int, inner: int, repeats: int) -> dict[str, Any]:

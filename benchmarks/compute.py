@@ -53,9 +53,9 @@ class Floor:
         self.totals = [copy.deepcopy(model).share_memory() for _ in range(cores)]
         self.pipes = []
         for number in range(cores):
-            ours, theirs = context.Pipe()
-            context.Process(target=self._serve, args=(theirs, number, local), daemon=True).start()
-            self.pipes.append(ours)
+            parent_end, child_end = context.Pipe()
+            context.Process(target=self._serve, args=(child_end, number, local), daemon=True).start()
+            self.pipes.append(parent_end)
 
     def _serve(self, pipe, number: int, local: Local) -> None:
         torch.set_num_threads(1)
@@ -100,13 +100,13 @@ class OwnFloor(Floor):
         start = [p.detach().clone() for p in parameters]
         total = [torch.zeros_like(p) for p in start]
         for client in map(int, cohort):
-            own = self.split_up(self.kept[client])
+            state = self.split_up(self.kept[client])
             _load(parameters, start)
-            self.train(model, local, client, round, lambda own=own: self.correct(parameters, start, own, common))
+            self.train(model, local, client, round, lambda state=state: self.correct(parameters, start, state, common))
             share = float(self.split.index.sizes[client] / self.split.index.sizes[cohort].sum())
             for mean, p in zip(total, parameters, strict=True):
                 mean.add_(p.detach(), alpha=share)
-            self.keep(model, local, client, round, start, own, common, change)
+            self.keep(model, local, client, round, start, state, common, change)
             self.known[client] = True
         _load(parameters, total)
 
@@ -127,12 +127,12 @@ class OwnFloor(Floor):
             optimizer.step()
 
     def correct(
-        self, parameters: list[nn.Parameter], start: list[Tensor], own: list[Tensor], common: list[Tensor]
+        self, parameters: list[nn.Parameter], start: list[Tensor], state: list[Tensor], common: list[Tensor]
     ) -> None:
         """Change the gradients."""
 
     def keep(
-        self, model: nn.Module, local: Local, client: int, round: int, start: list[Tensor], own: list[Tensor],
+        self, model: nn.Module, local: Local, client: int, round: int, start: list[Tensor], state: list[Tensor],
         common: list[Tensor], change: list[Tensor],
     ) -> None:  # fmt: skip
         """Change what the client keeps."""
@@ -148,13 +148,13 @@ class FedDynFloor(OwnFloor):
 
     alpha = 0.01
 
-    def correct(self, parameters, start, own, common):
-        for p, before, h in zip(parameters, start, own, strict=True):
+    def correct(self, parameters, start, state, common):
+        for p, before, h in zip(parameters, start, state, strict=True):
             _gradient(p).add_(p - before, alpha=self.alpha).sub_(h)
 
     @torch.no_grad()
-    def keep(self, model, local, client, round, start, own, common, change):
-        for p, before, h, total in zip(model.parameters(), start, own, change, strict=True):
+    def keep(self, model, local, client, round, start, state, common, change):
+        for p, before, h, total in zip(model.parameters(), start, state, change, strict=True):
             moved = before - p
             h.add_(moved, alpha=self.alpha)
             total.add_(moved)
@@ -170,16 +170,16 @@ class FedDynFloor(OwnFloor):
 class ScaffoldFloor(OwnFloor):
     """g - c_i + c; c_i ← c_i - c + (θ^t - θ_i)/(kη), and c ← c + the sum of all changes over K."""
 
-    def correct(self, parameters, start, own, common):
-        for p, mine, c in zip(parameters, own, common, strict=True):
-            _gradient(p).add_(c).sub_(mine)
+    def correct(self, parameters, start, state, common):
+        for p, c_i, c in zip(parameters, state, common, strict=True):
+            _gradient(p).add_(c).sub_(c_i)
 
     @torch.no_grad()
-    def keep(self, model, local, client, round, start, own, common, change):
+    def keep(self, model, local, client, round, start, state, common, change):
         length = local.steps_for(len(self.split.index[client])) * local.lr
-        for p, before, mine, c, total in zip(model.parameters(), start, own, common, change, strict=True):
+        for p, before, c_i, c, total in zip(model.parameters(), start, state, common, change, strict=True):
             moved = ((before - p) / length).sub_(c)
-            mine.add_(moved)
+            c_i.add_(moved)
             total.add_(moved)
 
     @torch.no_grad()
@@ -193,16 +193,16 @@ class DittoFloor(OwnFloor):
 
     mu = 0.1
 
-    def keep(self, model, local, client, round, start, own, common, change):
+    def keep(self, model, local, client, round, start, state, common, change):
         parameters = list(model.parameters())
 
         def pull() -> None:
             for p, before in zip(parameters, start, strict=True):
                 _gradient(p).add_(p - before, alpha=self.mu)
 
-        _load(parameters, own if self.known[client] else start)
+        _load(parameters, state if self.known[client] else start)
         self.train(model, local, client, round, pull)
-        _load(own, parameters)
+        _load(state, parameters)
 
 
 class RingFloor(OwnFloor):
@@ -216,10 +216,10 @@ class RingFloor(OwnFloor):
     def work(self, number: int, local: Local, cohort: np.ndarray, round: int) -> None:
         parameters = list(self.totals[number].parameters())
         for client in map(int, cohort):
-            own = self.split_up(self.kept[client])
-            _load(parameters, own)
+            state = self.split_up(self.kept[client])
+            _load(parameters, state)
             self.train(self.totals[number], local, client, round, lambda: None)
-            _load(own, parameters)
+            _load(state, parameters)
 
     @torch.no_grad()
     def __call__(self, cohort: np.ndarray, round: int) -> None:

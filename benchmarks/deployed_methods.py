@@ -53,7 +53,7 @@ METHODS: dict[str, tuple[str, ...]] = {
 Parts = dict[str, dict[str, Tensor]]
 
 
-def compared(method: str, folder: Path, rounds: int) -> dict[str, Any]:
+def compare(method: str, folder: Path, rounds: int) -> dict[str, Any]:
     """A deployed run and a simulated one, bit by bit."""
     words = [f"method={method}", *SETTINGS, *METHODS.get(method, ()), f"rounds={rounds}"]
     settings = DEPLOY.resolve(words)
@@ -67,11 +67,13 @@ def compared(method: str, folder: Path, rounds: int) -> dict[str, Any]:
         stack.callback(end, nodes)
         there = run(replace(Recipe.of(settings), deployment=deployment), transport, count)
     here = simulate(build(resolve([*words, "engine=serial", "compute=live"])))
-    both = zip(found(there, at_nodes(there, homes)), found(here, dict(here.snapshot.store)), strict=True)
-    pairs = {name: (mine, theirs) for (name, mine), (_, theirs) in both if mine or theirs}
+    both = zip(
+        tensors_by_kind(there, at_nodes(there, homes)), tensors_by_kind(here, dict(here.snapshot.store)), strict=True
+    )
+    pairs = {name: (deployed, simulated) for (name, deployed), (_, simulated) in both if deployed or simulated}
     return {
         "equal": {name: same(*pair) for name, pair in pairs.items()},
-        "values": {name: sum(t.numel() for t in mine.values()) for name, (mine, _) in pairs.items()},
+        "values": {name: sum(t.numel() for t in deployed.values()) for name, (deployed, _) in pairs.items()},
         "left out": len(there.failures),
     }
 
@@ -85,7 +87,7 @@ def at_nodes(result: RunResult, homes: Path) -> dict[int, Parts]:
     return states_by_node
 
 
-def found(result: RunResult, states: Mapping[int, Parts]) -> Iterator[tuple[str, dict[str, Tensor]]]:
+def tensors_by_kind(result: RunResult, states: Mapping[int, Parts]) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """The results of a run, by kind, as named tensors."""
     server = result.snapshot.server
     yield "model", {"theta": server.theta, "buffers": server.buffers}
@@ -95,11 +97,11 @@ def found(result: RunResult, states: Mapping[int, Parts]) -> Iterator[tuple[str,
     yield "evaluation", {f"{n}|{k}": torch.tensor(v).double() for n, row in enumerate(rows) for k, v in row.items()}
 
 
-def same(mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> bool:
+def same(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
     """Whether tensors have the same names, types and bits."""
-    return mine.keys() == theirs.keys() and all(
-        t.dtype == theirs[name].dtype and t.numpy().tobytes() == theirs[name].numpy().tobytes()
-        for name, t in mine.items()
+    return first.keys() == second.keys() and all(
+        t.dtype == second[name].dtype and t.numpy().tobytes() == second[name].numpy().tobytes()
+        for name, t in first.items()
     )
 
 
@@ -120,7 +122,7 @@ def main() -> None:
         results["methods"] = json.loads(args.out.read_text())["methods"]
     for method in args.methods:
         with tempfile.TemporaryDirectory() as folder:
-            results["methods"][method] = compared(method, Path(folder), args.rounds)
+            results["methods"][method] = compare(method, Path(folder), args.rounds)
         print(method, json.dumps(results["methods"][method]), flush=True)
         save(results, args.out)
     if any(not all(row["equal"].values()) for row in results["methods"].values()):

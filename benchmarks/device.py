@@ -142,10 +142,12 @@ def compare(
 
 def beside_peers(name: str, device: str, envs: Path, until: float, tiny: bool) -> dict[str, Any]:
     """Rounds of a workload of ``benchmarks/peers``, with pfl-research if there is any."""
-    own, elsewhere = Path(sys.executable), envs / "pfl" / "bin" / "python"
-    pythons = {"bare": own, "fedloom": own}
-    if elsewhere.exists() or find_spec("pfl"):
-        pythons |= dict.fromkeys(("pfl:1", "pfl:2" if tiny else "pfl:5"), elsewhere if elsewhere.exists() else own)
+    this_python, pfl_python = Path(sys.executable), envs / "pfl" / "bin" / "python"
+    pythons = {"bare": this_python, "fedloom": this_python}
+    if pfl_python.exists() or find_spec("pfl"):
+        pythons |= dict.fromkeys(
+            ("pfl:1", "pfl:2" if tiny else "pfl:5"), pfl_python if pfl_python.exists() else this_python
+        )
     if tiny:
         SETTINGS[name] |= {"clients": 10, "cohort": 2, "samples": 20}
     real = "FEDLOOM_DATA" in os.environ and not tiny

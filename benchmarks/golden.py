@@ -117,12 +117,12 @@ def digest(tensor: Tensor) -> str:
 class Checkout:
     """The checkout on the path, which runs methods."""
 
-    def __init__(self, known: dict[str, list[str]]) -> None:
+    def __init__(self, common: dict[str, list[str]]) -> None:
         from sklearn.datasets import load_digits
 
         import fedloom as fl
 
-        self.fl, self.known = fl, known
+        self.fl, self.common = fl, common
         digits: Any = load_digits()
         x = torch.tensor(digits.images / 16, dtype=torch.float32)[:, None]
         y = torch.tensor(digits.target)
@@ -141,7 +141,7 @@ class Checkout:
 
     def of(self, record: str, settings: dict[str, Any]) -> dict[str, Any]:
         """Those settings of a record that both checkouts have."""
-        return {name: value for name, value in settings.items() if name in self.known.get(record, [])}
+        return {name: value for name, value in settings.items() if name in self.common.get(record, [])}
 
     def run(self, name: str, kind: str, out: Path) -> dict[str, Any]:
         """What a method leaves in a run directory, as plain data."""
@@ -219,7 +219,7 @@ def serve() -> None:
         print(json.dumps([name, kind, outcome]), file=stdout, flush=True)
 
 
-def started(folder: Path) -> subprocess.Popen[str]:
+def start_server(folder: Path) -> subprocess.Popen[str]:
     """A process that serves the checkout in ``folder``."""
     where = folder if (folder / "fedloom").is_dir() else folder / "src"
     if not (where / "fedloom" / "__init__.py").exists():
@@ -286,35 +286,36 @@ def main() -> bool:
             names_by_record[number] = stored["known"]
         else:
             outcomes.append({})
-            servers[number] = started(path)
+            servers[number] = start_server(path)
     for number, server in servers.items():
         names_by_record[number] = line(server.stdout)
+    tables = [names_by_record[number] for number in sorted(names_by_record)]
     both = {
-        record: [name for name in names if all(name in each.get(record, ()) for each in names_by_record.values())]
-        for record, names in names_by_record[0].items()
+        record: [name for name in names if all(name in table.get(record, ()) for table in tables)]
+        for record, names in tables[0].items()
     }
     methods = args.methods.split(",") if args.methods else list(QUICK if args.quick else both["methods"])
     for record, shared in both.items():
-        if lost := sorted({name for each in names_by_record.values() for name in each.get(record, ())} - {*shared}):
+        if lost := sorted({name for table in tables for name in table.get(record, ())} - {*shared}):
             print(f"{record}: {', '.join(lost)} only in one checkout")
     runs = [(name, kind) for name in methods if name in both["methods"] for kind in kinds]
     for server in servers.values():
         assert server.stdin
         print(json.dumps({"known": both, "runs": runs}), file=server.stdin, flush=True)
-    for done in range(len(runs)):
+    for count in range(len(runs)):
         for number, server in servers.items():
             name, kind, outcome = line(server.stdout)
             outcomes[number].setdefault(name, {})[kind] = outcome
         with contextlib.suppress(OSError):
             if sys.stderr.isatty():
-                print(f"\r{done + 1}/{len(runs)}", end="\r", file=sys.stderr)
+                print(f"\r{count + 1}/{len(runs)}", end="\r", file=sys.stderr)
     for server in servers.values():
         server.communicate()
     if args.save:
         args.save.write_text(json.dumps({"known": names_by_record[0], "outcomes": outcomes[0]}))
     if len(outcomes) == 1:
         outcomes *= 2
-    pair = [{name: each[name] for name in methods if name in each} for each in outcomes]
+    pair = [{name: side[name] for name in methods if name in side} for side in outcomes]
     return bool(report(pair, kinds))
 
 

@@ -67,20 +67,20 @@ class Attacker:
     def noise(self, noise: float) -> Callable[[str], bytes]:
         """The honest order with other noise."""
 
-        def made(name: str) -> bytes:
+        def make_order(name: str) -> bytes:
             values = self.orders[name].assignment["settings"]
             return self.order(name, {"settings": values | {"local": values["local"] | {"dp_noise": noise}}})
 
-        return made
+        return make_order
 
     def model(self, change: Callable[[Tensor], Tensor] = lambda t: t, **changed: Any) -> Callable[[str], bytes]:
         """The honest broadcast with another model."""
 
-        def made(name: str) -> bytes:
+        def make_broadcast(name: str) -> bytes:
             down = read_broadcast(self.broadcasts[name], 10**8)
             return pack_broadcast(replace(down, theta=change(down.theta), **changed))
 
-        return made
+        return make_broadcast
 
     def ask(
         self, order: Callable[[str], bytes], broadcast: Callable[[str], bytes] | None = None, only: str | None = None
@@ -91,7 +91,7 @@ class Attacker:
         self.transport.send({name: NodeRequest(order(name), with_model(name)) for name in names})
         answers, until = dict.fromkeys(names), time.monotonic() + WAIT
         while None in answers.values() and time.monotonic() < until:
-            answers |= {one.node: unpack(one.blob) for one in self.transport.receive(0.5)}
+            answers |= {delivered.node: unpack(delivered.blob) for delivered in self.transport.receive(0.5)}
         return answers
 
     def note(self, title: str, answers: Answers) -> None:
@@ -129,7 +129,7 @@ def code_by_settings(by: Attacker, home: Path) -> None:
     }  # fmt: skip
     for title, model in models.items():
         by.note(f"model: {title}", by.ask(by.settings(model=model)))
-    others: dict[str, Any] = {
+    other_settings: dict[str, Any] = {
         "plugins": {"plugins": ["os"]},
         "teacher": {"teacher": str(folder)},
         "engine": {"engine": {"name": "processes"}},
@@ -139,7 +139,7 @@ def code_by_settings(by: Attacker, home: Path) -> None:
         "slices that are paths": {"method": {"name": "fedavg", "uplink": {"top_k": {"slices": ["/etc/passwd"]}}}},
         "metrics that are code": {"evaluation": {"metrics": ["os.system"]}},
     }
-    for title, changed in others.items():
+    for title, changed in other_settings.items():
         by.note(f"settings: {title}", by.ask(by.settings(**changed)))
     by.table["code that ran"] = {"plain": str((home / "ran").exists())}
 

@@ -106,9 +106,9 @@ def mutants(path: Path, text: str) -> Iterator[Mutant]:
     lines = text.encode().splitlines()
 
     def changed(line: int, start: int, end: int, new: str) -> Mutant:
-        whole = lines[line - 1]
-        after = whole[:start] + new.encode() + whole[end:]
-        return Mutant(path, line, whole.decode(), after.decode())
+        before = lines[line - 1]
+        after = before[:start] + new.encode() + before[end:]
+        return Mutant(path, line, before.decode(), after.decode())
 
     def between(left: ast.expr, right: ast.expr, old: str, new: str) -> Iterator[Mutant]:
         """The operator between two operands that stand on one line."""
@@ -141,7 +141,7 @@ def mutants(path: Path, text: str) -> Iterator[Mutant]:
                 yield changed(node.lineno, start, end, "")
 
 
-def drawn(count: int, seed: int, only: tuple[str, ...]) -> list[Mutant]:
+def draw_mutants(count: int, seed: int, only: tuple[str, ...]) -> list[Mutant]:
     """That many mutants, of each package in turn, no two of one line."""
     random, by_file = np.random.default_rng(seed), []
     for number, package in enumerate(only):
@@ -230,11 +230,11 @@ class Tests:
         start = max((line for line in lines if line <= mutant.line), default=0)  # of a statement of several lines
         names = {*lines.get(start, ())} - {""} or {name for line in lines.values() for name in line} - {""}
         names = names & self.only if self.only else names
-        known = (name for name in names if self.seconds.get(name, math.inf) < math.inf)
-        tests = sorted(known, key=lambda name: (self.seconds[name], name))
+        passing = (name for name in names if self.seconds.get(name, math.inf) < math.inf)
+        tests = sorted(passing, key=lambda name: (self.seconds[name], name))
         first = {function(test): test for test in reversed(tests)}
-        one = tuple(test for test in tests if first[function(test)] == test)
-        return one, tuple(test for test in tests if test not in one)
+        first_cases = tuple(test for test in tests if first[function(test)] == test)
+        return first_cases, tuple(test for test in tests if test not in first_cases)
 
 
 class First:
@@ -280,11 +280,11 @@ def found_by(copy: Path, mutant: Mutant, tests: Tests, seconds: int, short: bool
     source = file.read_text()
     lines = source.splitlines(keepends=True)
     lines[mutant.line - 1] = f"{mutant.after}\n"
-    nearest, others = tests(mutant)
+    nearest, rest = tests(mutant)
     try:
         write(file, "".join(lines))
         test = ""
-        for names in (nearest,) if short else (nearest, others):
+        for names in (nearest,) if short else (nearest, rest):
             limit = seconds + 3 * math.ceil(sum(tests.seconds[name] for name in names))
             test = test or (failing(copy, names, limit) if names else "")
         return test or "none"
@@ -334,7 +334,7 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="try the table's survivors again")
     parser.add_argument("--seconds", type=int, default=60, help="of the processor beyond three times what tests take")
     settings = parser.parse_args()
-    sample = drawn(settings.count, settings.seed, tuple(settings.only.split(",")))
+    sample = draw_mutants(settings.count, settings.seed, tuple(settings.only.split(",")))
     decided: dict[Mutant, str] = {}
     if settings.out.exists():
         with settings.out.open(newline="") as table:

@@ -110,11 +110,11 @@ EVALUATIONS = {  # model, clients, training and test samples of each, inputs, me
 class States:
     """The clients' states, as a run would have stored them."""
 
-    known: dict[int, State] = field(default_factory=dict)
+    by_client: dict[int, State] = field(default_factory=dict)
 
     def get(self, client: int) -> State | None:
         """The client's state, or None."""
-        return self.known.get(client)
+        return self.by_client.get(client)
 
 
 def deployment(work: str, name: str) -> tuple[Evaluator, Server, States]:
@@ -136,7 +136,7 @@ def deployment(work: str, name: str) -> tuple[Evaluator, Server, States]:
     for client in range(clients if plan.private_size else 0):
         state = private_start(plan, server.broadcast(plan), client, {})
         near = state + torch.from_numpy(0.01 * draw.standard_normal(len(state))).to(state)
-        states.known[client] = {"personal": {"private": near, "buffers": torch.zeros(0)}}
+        states.by_client[client] = {"personal": {"private": near, "buffers": torch.zeros(0)}}
     return Evaluator(plan, data, on), server, states
 
 

@@ -248,7 +248,7 @@ def node_kills(count: int) -> dict[str, object]:
             here.round(cohort)
             finished += 1
 
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as record:
         warnings.simplefilter("always")
         for _ in range(count):
             rounds(2)
@@ -262,7 +262,7 @@ def node_kills(count: int) -> dict[str, object]:
     there.engine.close()
     cluster.shutdown()
     same = there.server.theta.numpy().tobytes() == here.server.theta.numpy().tobytes()
-    messages = [str(w.message) for w in told if "worker" in str(w.message)]
+    messages = [str(w.message) for w in record if "worker" in str(w.message)]
     return {"killed": count, "rounds": finished, "same bits": same, "workers in the end": members, "told": messages}
 
 

@@ -78,13 +78,13 @@ def points(root: Path) -> dict[str, int]:
         for node in ast.parse(path.read_text()).body if path.exists() else ():
             if isinstance(node, ast.ClassDef) and bases & {node.name, *map(ast.unparse, node.bases)}:
                 bases.add(node.name)
-                for name in named(node) - DERIVED:
+                for name in public_names(node) - DERIVED:
                     counts.setdefault(name if node.name == "Needs" else f".{name}", 0)
     for path in (root / "src/fedloom/parts").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             names: set[str] = set()
             if isinstance(node, ast.ClassDef):
-                names = {f".{name}" for name in named(node)}
+                names = {f".{name}" for name in public_names(node)}
             elif isinstance(node, ast.Call) and ast.unparse(node.func) == "Needs":
                 names = {keyword.arg for keyword in node.keywords if keyword.arg}
             for name in names & counts.keys():
@@ -92,7 +92,7 @@ def points(root: Path) -> dict[str, int]:
     return counts
 
 
-def named(node: ast.ClassDef) -> set[str]:
+def public_names(node: ast.ClassDef) -> set[str]:
     """The public names that the body of a class assigns or defines."""
     names = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
     for item in node.body:
@@ -102,7 +102,7 @@ def named(node: ast.ClassDef) -> set[str]:
     return {name for name in names if not name.startswith("_")}
 
 
-def measured(root: Path) -> None:
+def print_counts(root: Path) -> None:
     """Print lines by kind, files, raises, questions about the kind of a personal part, and points of the contract."""
     total: dict[str, Counter[str]] = {"library": Counter(), "applications": Counter()}
     checks = 0
@@ -124,9 +124,9 @@ def measured(root: Path) -> None:
             f"({counts['guards'] / max(code, 1):.1%}); docstrings {counts['docstrings']}, comments "
             f"{counts['comment']}, blank {counts['blank']}; {counts['raises']} raises"
         )
-    found = points(root)
-    several = sum(count > 1 for count in found.values())
-    print(f"contract     {len(found)} points, of which {several} are used by several parts")
+    contract = points(root)
+    several = sum(count > 1 for count in contract.values())
+    print(f"contract     {len(contract)} points, of which {several} are used by several parts")
     print(f"isinstance   {checks} of Paired outside parts")
 
 
@@ -146,9 +146,9 @@ class Watch:
 
         def then_wrap(module: Any) -> None:
             execute(module)
-            made = getattr(module, name.rpartition(".")[2].title())
+            compute = getattr(module, name.rpartition(".")[2].title())
             for method in ("work", "fold", "losses"):
-                setattr(made, method, self.wrapped(getattr(made, method)))
+                setattr(compute, method, self.wrapped(getattr(compute, method)))
 
         spec.loader.exec_module = then_wrap  # type: ignore[method-assign]
         return spec
@@ -156,9 +156,9 @@ class Watch:
     def wrapped(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, which first gives notice."""
 
-        def noticed(*inputs: Any, **named: Any) -> Any:
+        def noticed(*inputs: Any, **keywords: Any) -> Any:
             self.notice()
-            return function(*inputs, **named)
+            return function(*inputs, **keywords)
 
         return noticed
 
@@ -180,19 +180,19 @@ def one_run(counts_calls: bool) -> None:
         if "first step" not in seconds:
             sys.setprofile(None)
             seconds["first step"] = time.process_time() - begin
-            seconds.update(ours=calls[True], all=calls.total(), before=ours())
+            seconds.update(ours=calls[True], all=calls.total(), before=module_count())
             from fedloom.cli import command
 
             at = command.at
             command.at = lambda place: partial(paged, at(place))  # type: ignore[assignment]
 
     def paged(after: Callable[..., Any], *inputs: Any) -> Any:
-        shown = time.process_time()
+        start = time.process_time()
         added = after(*inputs)
-        seconds["page"] = seconds.get("page", 0.0) + time.process_time() - shown
+        seconds["page"] = seconds.get("page", 0.0) + time.process_time() - start
         return added
 
-    def ours() -> int:
+    def module_count() -> int:
         return sum(name.partition(".")[0] in ("fedloom", "fedloom_apps") for name in sys.modules)
 
     sys.meta_path.insert(0, Watch(notice))  # type: ignore[arg-type]
@@ -203,7 +203,7 @@ def one_run(counts_calls: bool) -> None:
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         if main([*RUN.split(), f"out={folder}/run"]):
             sys.exit("the run failed")
-    print(json.dumps(seconds | {"modules": ours(), "after torch": time.process_time() - begin}))
+    print(json.dumps(seconds | {"modules": module_count(), "after torch": time.process_time() - begin}))
 
 
 def waited(root: Path) -> dict[str, Any]:
@@ -217,27 +217,27 @@ def waited(root: Path) -> dict[str, Any]:
         )
         return process.stdout
 
-    def spent() -> float:
+    def child_seconds() -> float:
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         return used.ru_utime + used.ru_stime
 
-    counted = json.loads(output(__file__, "--run"))
+    totals = json.loads(output(__file__, "--run"))
     runs, helped = [], []
     for _ in range(5):
         runs.append(json.loads(output(__file__, "--time")))
-        before = spent()
+        before = child_seconds()
         output("-m", "fedloom", "--help")
-        helped.append(spent() - before)
+        helped.append(child_seconds() - before)
     keys = ("torch", "first step", "page", "after torch")
     seconds = {key: round(median(run[key] for run in runs), 2) for key in keys}
     seconds["help"] = round(median(helped), 3)
     print(
-        f"one run      {counted['modules']} modules of ours ({counted['before']} before the first client step), "
-        f"{counted['ours']:,} calls of ours before it ({counted['all']:,} of all); s of CPU: import torch "
+        f"one run      {totals['modules']} modules of ours ({totals['before']} before the first client step), "
+        f"{totals['ours']:,} calls of ours before it ({totals['all']:,} of all); s of CPU: import torch "
         f"{seconds['torch']}, then to the first client step {seconds['first step']}, in all {seconds['after torch']} "
         f"(page {seconds['page']}); fedloom --help {seconds['help']}"
     )
-    counts = {key: counted[key] for key in ("modules", "before", "ours", "all")}
+    counts = {key: totals[key] for key in ("modules", "before", "ours", "all")}
     return counts | {"seconds": seconds}
 
 
@@ -251,7 +251,7 @@ def main() -> None:
     table = []
     for root in args.checkouts:
         print(root.resolve().name)
-        measured(root)
+        print_counts(root)
         if not args.lines_only:
             table.append({"checkout": root.resolve().name} | waited(root))
     if args.out:

@@ -134,7 +134,7 @@ def _size(state: dict[str, dict[str, torch.Tensor]]) -> int:
     return sum(value.nbytes for tree in state.values() for value in tree.values())
 
 
-def apart(work: str, clients: int, states: str, rounds: int, room: Path | None) -> dict[str, Any]:
+def measure_in_process(work: str, clients: int, states: str, rounds: int, room: Path | None) -> dict[str, Any]:
     """``measure`` in a process of its own; what it writes is removed."""
     with tempfile.TemporaryDirectory(dir=room) as folder:
         out = [str(Path(folder) / "run")] if states == "disk" else []
@@ -162,7 +162,7 @@ def main() -> None:
         arms = [*(("disk", clients, args.rounds) for clients in several), ("memory", several[0], args.memory_rounds)]
         for states, clients, rounds in arms:
             name = f"{work}, {clients} clients, {states}"
-            results[name] = apart(work, clients, states, rounds, args.room)
+            results[name] = measure_in_process(work, clients, states, rounds, args.room)
             print(name, json.dumps(results[name]), flush=True)
             save(results, args.out)
 

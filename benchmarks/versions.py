@@ -124,11 +124,11 @@ def try_environment(name: str, wheel: Path, folder: Path, python: str, files: Se
     )
     program, begin = place / "bin" / "python", time.monotonic()
     install = [uv, "pip", "install", "--quiet", "--python", str(program), "--resolution", requirements.resolution]
-    own = [str(wheel), "--requirements", str(ROOT / "pyproject.toml")]  # so that these are direct dependencies
-    subprocess.run([*install, *requirements.packages, *own], check=True)
+    targets = [str(wheel), "--requirements", str(ROOT / "pyproject.toml")]  # so that these are direct dependencies
+    subprocess.run([*install, *requirements.packages, *targets], check=True)
     row: dict[str, object] = {"name": name, "seconds": round(time.monotonic() - begin), "megabytes": sizes(program)}
     row["walk"] = walk(program, COMMANDS)
-    subprocess.run([*install, *requirements.packages, *own, "--extra", "dev"], check=True)
+    subprocess.run([*install, *requirements.packages, *targets, "--extra", "dev"], check=True)
     versions = "import importlib.metadata as m, json, platform, sys; print(json.dumps({'python': " \
         "platform.python_version(), **{n: m.version(n) for n in sys.argv[1:]}}))"  # fmt: skip
     names = ("torch", "numpy", "scipy", "pandas", "pyarrow", "rich", "matplotlib")
@@ -142,12 +142,14 @@ def try_wheel(wheel: Path) -> list[str]:
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
         python = Path(folder, "bin", "python")
         code = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
-        own = Path(subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=True).stdout.strip())
+        site = Path(
+            subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+        )
         pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", str(wheel)]
         subprocess.run(pip, check=True)
         for name in EXTRAS:
-            (own / f"{name}.py").write_text("raise ImportError('this is tried without extras')\n")
-        (own / "others.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+            (site / f"{name}.py").write_text("raise ImportError('this is tried without extras')\n")
+        (site / "others.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
         return walk(python, [RUN])
 
 

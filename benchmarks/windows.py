@@ -49,7 +49,7 @@ def measure(clients: int, samples: int, batch: int, epochs: int, momentum: float
             start = time.perf_counter()
             work().models()
             times[form].append(time.perf_counter() - start)
-    seconds = {form: round(statistics.median(each[1:]), 6) for form, each in times.items()}
+    seconds = {form: round(statistics.median(values[1:]), 6) for form, values in times.items()}
     window = best_window(net.program, schedule, x, rule)
     best_form = next(form for form, n in reversed(usable.items()) if n == window)
     return {"seconds": seconds, "chosen": best_form, "loss": round(seconds[best_form] / min(seconds.values()), 3)}

@@ -71,8 +71,8 @@ def test_links_of_the_site_lead_somewhere(site: ModuleType) -> None:
     places = {*pages, *site.pictures(), *site.handwritten()}
     for place, text in pages.items():
         for target in LINK.findall(without_code(text)):
-            whole = os.path.normpath(PurePosixPath(place).parent / target)
-            assert "://" in target or whole in places, f"{place}: {target}"
+            path = os.path.normpath(PurePosixPath(place).parent / target)
+            assert "://" in target or path in places, f"{place}: {target}"
 
 
 def test_every_page_of_the_menu_is_there_and_every_handwritten_page_is_in_it(site: ModuleType) -> None:
@@ -82,9 +82,9 @@ def test_every_page_of_the_menu_is_there_and_every_handwritten_page_is_in_it(sit
         return [place for inner in entry for place in places(inner)] if isinstance(entry, list) else [str(entry)]
 
     menu = places(yaml.load(ROOT / "mkdocs.yml")["nav"])
-    written = [name for name in site.handwritten() if name.endswith(".md")]
-    assert not set(menu) - {*site.pages(), *written}
-    assert not set(written) - set(menu)
+    names = [name for name in site.handwritten() if name.endswith(".md")]
+    assert not set(menu) - {*site.pages(), *names}
+    assert not set(names) - set(menu)
 
 
 def test_every_method_has_a_page_with_its_parts_and_settings(site: ModuleType) -> None:
@@ -98,19 +98,21 @@ def test_every_method_has_a_page_with_its_parts_and_settings(site: ModuleType) -
 
 
 def test_the_algebra_shows_the_hooks_of_a_round_as_the_code_does() -> None:
-    one, other = (ROOT / "docs/algebra.md").read_text(), inspect.cleandoc(parts.__doc__ or "").replace("``", "`")
+    algebra = (ROOT / "docs/algebra.md").read_text()
+    docstring = inspect.cleandoc(parts.__doc__ or "").replace("``", "`")
     rounds = [
-        re.sub(r"[ -]+", " ", re.findall(r"^    server .*?(?=\n\n)", page, re.M | re.S)[0]) for page in (one, other)
+        re.sub(r"[ -]+", " ", re.findall(r"^    server .*?(?=\n\n)", page, re.M | re.S)[0])
+        for page in (algebra, docstring)
     ]
     assert rounds[0] == rounds[1]
 
 
 def test_the_contract_of_a_part_is_one_page_with_a_meaning_for_every_name(site: ModuleType) -> None:
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \| (.{10,}) \| (.*) \|$", site.pages()["contract.md"], re.M)
-    wanted = {("Needs", field.name) for field in fields(Needs)}
+    names = {("Needs", field.name) for field in fields(Needs)}
     for base in (Part, *BASES.values()):
-        wanted |= {(base.__name__, name) for name in vars(base) if not name.startswith("_")}
-    assert wanted - {(owner, name) for name, owner, *_ in rows} == {("Part", "is_identity")}
+        names |= {(base.__name__, name) for name in vars(base) if not name.startswith("_")}
+    assert names - {(owner, name) for name, owner, *_ in rows} == {("Part", "is_identity")}
     users = {(owner, name): used for name, owner, _, used in rows}
     assert users["Part", "boundable"] == "`cached`, `dc`, `scaffold`"
     assert users["Term", "is_cross_entropy"] == "`cross_entropy`"  # and not what terms with another loss took back
@@ -138,7 +140,7 @@ def test_notebooks_run_from_top_to_bottom(path: Path, monkeypatch: pytest.Monkey
     assert sum(cell["cell_type"] == "code" for cell in cells) >= 4
     if path.stem == "first_steps":  # what its text says of the methods, here and in the output that is stored
         runs: Any = names["runs"]
-        found = {name: run.summary["final"]["clients/accuracy/mean"] for name, run in runs.items()}
+        accuracies = {name: run.summary["final"]["clients/accuracy/mean"] for name, run in runs.items()}
         printed = re.findall(r"(\w+) +mean (\S+)", "".join(cells[-1]["outputs"][0]["text"]))
         stored = {name: float(value) for name, value in printed}
-        assert [max(values, key=values.__getitem__) for values in (found, stored)] == ["fedper", "fedper"]
+        assert [max(values, key=values.__getitem__) for values in (accuracies, stored)] == ["fedper", "fedper"]

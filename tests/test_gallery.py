@@ -47,7 +47,7 @@ def test_the_code_of_a_page_runs_and_draws_its_picture(page) -> None:
     if page.name == "privacy":
         pytest.importorskip("dp_accounting")
     fewer = {"rounds": 2, "tasks": 20, "epochs": 6}
-    short = re.sub(r"\b(rounds|tasks|epochs)=\d+", lambda found: f"{found[1]}={fewer[found[1]]}", page.code)
+    short = re.sub(r"\b(rounds|tasks|epochs)=\d+", lambda match: f"{match[1]}={fewer[match[1]]}", page.code)
     assert short != page.code
     files = dict(MAKE.page_files(replace(page, code=short)))
     assert len(files[page.image]) > 1000

@@ -45,13 +45,13 @@ HARD = Local(epochs=2, batch_size=4, lr=0.3, lr_decay=0.9, weight_decay=0.02, cl
 UNIFORM = Method("uniform", (CrossEntropy(),), mixing=Uniform())
 
 
-def same(a: Method, b: Method, tolerance: float = 0.0, **changes: Any) -> None:
+def assert_same_end(a: Method, b: Method, tolerance: float = 0.0, **changes: Any) -> None:
     """Both methods end at the same point under partial participation, drop-outs and every step setting at once."""
     settings = {"cohort": 4, "rounds": 4, "drop_rate": 0.1, "local": HARD, "seed": 3} | changes
     first, second = go(a, **settings), go(b, **settings)
     np.testing.assert_allclose(theta(first), theta(second), rtol=0, atol=tolerance)
-    begun = theta(go(b, **settings | {"rounds": 1, "local": Local(steps=1, lr=1e-12)}))
-    assert np.abs(theta(first) - begun).max() > 1e-2, "nothing was learnt"
+    initial = theta(go(b, **settings | {"rounds": 1, "local": Local(steps=1, lr=1e-12)}))
+    assert np.abs(theta(first) - initial).max() > 1e-2, "nothing was learnt"
 
 
 def start() -> np.ndarray:
@@ -59,7 +59,7 @@ def start() -> np.ndarray:
 
 
 def test_fedprox_without_mu_is_fedavg() -> None:
-    same(fedprox(mu=0.0), fedavg())
+    assert_same_end(fedprox(mu=0.0), fedavg())
 
 
 def test_fedprox_with_mu_is_not() -> None:
@@ -67,16 +67,16 @@ def test_fedprox_with_mu_is_not() -> None:
 
 
 def test_fedavgm_without_momentum_is_fedavg() -> None:
-    same(fedavgm(lr=1.0, momentum=0.0), fedavg())
+    assert_same_end(fedavgm(lr=1.0, momentum=0.0), fedavg())
 
 
 def test_server_sgd_with_rate_one_is_the_identity_for_any_composition() -> None:
     drift = Method("a", (CrossEntropy(),), drift=FedDynDrift(0.1), mixing=Uniform())
-    same(drift, replace(drift, server=SGD(lr=1.0, momentum=0.0)))
+    assert_same_end(drift, replace(drift, server=SGD(lr=1.0, momentum=0.0)))
 
 
 def test_first_round_of_scaffold_is_uniform_fedavg() -> None:
-    same(scaffold(), UNIFORM, rounds=1)
+    assert_same_end(scaffold(), UNIFORM, rounds=1)
 
 
 def test_second_round_of_scaffold_is_not() -> None:
@@ -85,12 +85,12 @@ def test_second_round_of_scaffold_is_not() -> None:
 
 def test_scaffold_with_everybody_and_one_step_is_uniform_fedavg() -> None:
     """One step each, and everyone there: the corrections c - c_i cancel in the mean."""
-    one = Local(steps=1, batch_size=0, lr=0.3)
-    same(scaffold(), UNIFORM, 1e-12, local=one, cohort=None, drop_rate=0.0)
+    single_step = Local(steps=1, batch_size=0, lr=0.3)
+    assert_same_end(scaffold(), UNIFORM, 1e-12, local=single_step, cohort=None, drop_rate=0.0)
 
 
 def test_fednova_with_equal_steps_is_fedavg() -> None:
-    same(fednova(), fedavg(), 1e-12, local=replace(HARD, steps=5))
+    assert_same_end(fednova(), fedavg(), 1e-12, local=replace(HARD, steps=5))
 
 
 def test_fednova_with_unequal_steps_is_not() -> None:
@@ -105,8 +105,8 @@ def test_fedexp_is_uniform_fedavg_while_updates_agree() -> None:
         *(Split(base.test, Index.of([[]] * 4)) for _ in range(2)),
         base.test,
     )
-    whole = Local(steps=3, batch_size=0, lr=0.2)
-    same(fedexp(eps=0.0), UNIFORM, federation=twins, local=whole, drop_rate=0.0)
+    full_batch = Local(steps=3, batch_size=0, lr=0.2)
+    assert_same_end(fedexp(eps=0.0), UNIFORM, federation=twins, local=full_batch, drop_rate=0.0)
 
 
 def test_fedexp_goes_further_when_updates_disagree() -> None:
@@ -139,13 +139,13 @@ def test_feddyn_stays_at_the_received_model_as_alpha_grows() -> None:
 
 def test_feddyn_does_not_care_for_sizes_where_all_are_equal() -> None:
     equal = classes((6, 6, 6, 6))
-    same(
+    assert_same_end(
         feddyn(alpha=0.2, size_weighted=True), feddyn(alpha=0.2, size_weighted=False), 1e-12, federation=equal, cohort=3
     )
 
 
 def test_sharing_everything_is_fedavg() -> None:
-    same(Method("all", (CrossEntropy(),), personal=Personal()), fedavg())
+    assert_same_end(Method("all", (CrossEntropy(),), personal=Personal()), fedavg())
 
 
 @pytest.mark.parametrize("method", [fedper(), lg_fedavg()], ids=lambda method: method.name)
@@ -199,14 +199,14 @@ def test_order_of_clients_in_the_sum_does_not_matter() -> None:
     order = [4, 2, 5, 0, 3, 1]
     lists = [federation.train.index[i] for i in order]
     renamed = replace(federation, train=Split(federation.train.arrays, Index.of(lists)))
-    whole = Local(steps=4, batch_size=0, lr=0.1, weight_decay=0.01)
+    full_batch = Local(steps=4, batch_size=0, lr=0.1, weight_decay=0.01)
     for name in KINDS:
         method = methods.make(name)
-        drawn = method.needs("twin") or method.draws_models or method.hooks["on_step"] or method.hooks["send"]
-        drawn = drawn or type(method.personal).start is not Personal.start
-        if name in ("local", "fltrust") or drawn or method.personal.levels or not method.topology.is_identity:
+        is_random = method.needs("twin") or method.draws_models or method.hooks["on_step"] or method.hooks["send"]
+        is_random = is_random or type(method.personal).start is not Personal.start
+        if name in ("local", "fltrust") or is_random or method.personal.levels or not method.topology.is_identity:
             continue  # it shares nothing; or numbers decide what is drawn, whom to trust or hear, or what it trains
-        a, b = (go(name, federation=f, local=whole, rounds=2) for f in (federation, renamed))
+        a, b = (go(name, federation=f, local=full_batch, rounds=2) for f in (federation, renamed))
         np.testing.assert_allclose(theta(a), theta(b), rtol=0, atol=1e-12, err_msg=name)
 
 
@@ -222,17 +222,17 @@ def test_rows_of_a_client_can_be_stored_anywhere() -> None:
 
 @pytest.mark.parametrize("sampling", ["fixed", "bernoulli"])
 def test_every_method_sees_the_same_cohorts(sampling: str) -> None:
-    seen = {}
+    cohorts = {}
     for name in KINDS:
         if methods.make(name).needs("full_participation"):
             continue
         result = go(name, cohort=3, rounds=4, sampling=sampling, seed=5, local=Local(steps=1, batch_size=4, lr=0.1))
-        took_part = sorted(client for client, _ in result.snapshot.store)
-        seen[name] = [record["cohort"] for record in result.history], took_part
-    counts = {tuple(sizes) for sizes, _ in seen.values()}
+        members = sorted(client for client, _ in result.snapshot.store)
+        cohorts[name] = [record["cohort"] for record in result.history], members
+    counts = {tuple(sizes) for sizes, _ in cohorts.values()}
     assert len(counts) == 1
     assert (counts == {(3,) * 4}) == (sampling == "fixed")
-    assert len({tuple(clients) for _, clients in seen.values() if clients}) == 1
+    assert len({tuple(clients) for _, clients in cohorts.values() if clients}) == 1
 
 
 def test_a_seed_fixes_the_bits_and_another_changes_them() -> None:
@@ -261,15 +261,15 @@ def test_private_parameters_are_not_paid_for() -> None:
 def test_numbers_uploaded_beside_the_update_are_paid_for() -> None:
     """FedExP uploads one number more a client; FedNova's numbers of steps are known to the server."""
     for name, more in (("fednova", 0), ("fedexp", 1)):
-        sent = go(name, cohort=3, rounds=1).history[-1]["comm/up_params"]
-        assert sent == 3 * (len(start()) + more)
+        parameters = go(name, cohort=3, rounds=1).history[-1]["comm/up_params"]
+        assert parameters == 3 * (len(start()) + more)
 
 
 @pytest.mark.parametrize("name", ["afl", "q_ffl", "term", "aaggff_s", "aaggff_d"])
 def test_the_loss_that_a_fair_mixing_needs_is_paid_for(name: str) -> None:
     """One number a client in every round, of the model's type; what is only recorded costs nothing."""
-    recorded = Evaluation(what=("received",))
-    plain = go("fedavg", rounds=2, evaluation=recorded)
+    evaluation = Evaluation(what=("received",))
+    plain = go("fedavg", rounds=2, evaluation=evaluation)
     fair = go(name, rounds=2)
     clients, rounds = plain.history[0]["cohort"], 2
     for before, after in zip(plain.history, fair.history, strict=True):
@@ -281,8 +281,8 @@ def test_the_loss_that_a_fair_mixing_needs_is_paid_for(name: str) -> None:
 
 def test_average_is_the_mean_of_the_last_models_of_all_clients() -> None:
     """Those who never came count with the initial model; FedDyn's server model is another one."""
-    both = Evaluation(what=("average", "global"))
-    result = run(experiment("feddyn", cohort=2, rounds=2, evaluation=both))
+    evaluation = Evaluation(what=("average", "global"))
+    result = run(experiment("feddyn", cohort=2, rounds=2, evaluation=evaluation))
     last = result.snapshot.last
     assert last is not None
     assert len(last.models) < len(SIZES)

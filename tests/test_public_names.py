@@ -36,19 +36,21 @@ def code(page: Path) -> str:
     return "\n".join(re.findall(r"^(?:from fedloom[\w.]* )?import (?:\([^)]*\)|[^\n(]+)$", text, re.M))
 
 
-def imported(text: str) -> Iterator[tuple[str, str]]:
+def imports(text: str) -> Iterator[tuple[str, str]]:
     """Modules of the library and the names that a program uses of them."""
     tree, modules = ast.parse(text), {}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "fedloom":
-            for one in node.names:
-                whole = f"{node.module}.{one.name}"
-                if is_module(whole):
-                    modules[one.asname or one.name] = whole
+            for alias in node.names:
+                path = f"{node.module}.{alias.name}"
+                if is_module(path):
+                    modules[alias.asname or alias.name] = path
                 else:
-                    yield node.module or "", one.name
+                    yield node.module or "", alias.name
         elif isinstance(node, ast.Import):
-            modules |= {one.asname or one.name: one.name for one in node.names if one.name.startswith("fedloom.")}
+            modules |= {
+                alias.asname or alias.name: alias.name for alias in node.names if alias.name.startswith("fedloom.")
+            }
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
             yield modules[node.value.id], node.attr
@@ -57,22 +59,22 @@ def imported(text: str) -> Iterator[tuple[str, str]]:
 def is_module(name: str) -> bool:
     """Whether a dotted name is a module, and not a registry of the same name."""
     package, _, attribute = name.rpartition(".")
-    found = getattr(import_module(package), attribute, None)
-    return type(found).__name__ == "module" or (found is None and find_spec(name) is not None)
+    member = getattr(import_module(package), attribute, None)
+    return type(member).__name__ == "module" or (member is None and find_spec(name) is not None)
 
 
-def used() -> dict[str, set[str]]:
+def used_names() -> dict[str, set[str]]:
     """All names that are imported from the library."""
-    found: dict[str, set[str]] = defaultdict(set)
+    names: dict[str, set[str]] = defaultdict(set)
     for text in [*map(Path.read_text, SOURCES), *map(code, [*PAGES, *NOTEBOOKS])]:
-        for module, name in imported(text):
-            found[module].add(name)
-    return found
+        for module, name in imports(text):
+            names[module].add(name)
+    return names
 
 
 def test_only_public_names_are_imported() -> None:
-    known = public()
-    lacking = {module: sorted(names - known.get(module, set())) for module, names in used().items()}
+    table = public()
+    lacking = {module: sorted(names - table.get(module, set())) for module, names in used_names().items()}
     assert not {module: names for module, names in lacking.items() if names}
 
 
@@ -83,10 +85,12 @@ def test_public_names_exist() -> None:
 
 
 def test_a_part_of_any_slot_can_be_written_and_registered_with_public_names() -> None:
-    known = public()
-    assert {base.__name__ for base in slots.BASES.values()} <= known["fedloom.core.parts"]
-    registries = {name for name, held in vars(slots).items() if any(held is one for one in slots.SLOTS.values())}
-    assert registries <= known["fedloom.core.slots"]
+    table = public()
+    assert {base.__name__ for base in slots.BASES.values()} <= table["fedloom.core.parts"]
+    registries = {
+        name for name, value in vars(slots).items() if any(value is registry for registry in slots.SLOTS.values())
+    }
+    assert registries <= table["fedloom.core.slots"]
 
 
 @pytest.mark.parametrize("name", ["online", "distill", "attacks", "target"])

@@ -36,12 +36,12 @@ CHECKS = (
 ALL = {f"{topic}: {title}": case for topic, cases in CASES.items() for title, case in cases.items()}
 
 
-def refused(case: Callable[[], Any]) -> tuple[str, str, int]:
+def refusal(case: Callable[[], Any]) -> tuple[str, str, int]:
     """The sentence of a case, and the file and line that raised it."""
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as error:
         case()
-    last = traceback.extract_tb(told.value.__traceback__)[-1]
-    return str(told.value), last.filename, last.lineno or 0
+    last = traceback.extract_tb(error.value.__traceback__)[-1]
+    return str(error.value), last.filename, last.lineno or 0
 
 
 def raises(check: Callable[..., Any]) -> list[tuple[str, range]]:
@@ -55,17 +55,17 @@ def raises(check: Callable[..., Any]) -> list[tuple[str, range]]:
 
 @pytest.mark.parametrize("name", ALL)
 def test_what_does_not_combine_is_refused_in_one_sentence(name: str) -> None:
-    sentence, file, line = refused(ALL[name])
+    sentence, file, line = refusal(ALL[name])
     assert sentence.endswith(".")
     assert "\n" not in sentence
-    assert any(file == known and line in span for check in CHECKS for known, span in raises(check)), f"{file}:{line}"
+    assert any(file == path and line in span for check in CHECKS for path, span in raises(check)), f"{file}:{line}"
 
 
 def test_every_refusal_has_a_case() -> None:
-    reached = [refused(case)[1:] for case in ALL.values()]
+    places = [refusal(case)[1:] for case in ALL.values()]
     for check in CHECKS:
         for file, span in raises(check):
-            assert any(where == file and line in span for where, line in reached), (
+            assert any(where == file and line in span for where, line in places), (
                 f"{file}:{span.start} is reached by no case of docs/combinations.py; add its smallest one."
             )
 
@@ -73,7 +73,7 @@ def test_every_refusal_has_a_case() -> None:
 def test_every_need_of_conditions_has_a_case() -> None:
     names = inspect.getsource(Experiment._check_needs).split("lacking = {")[1].split("}  # fmt")[0]
     needs = [str(key.value) for key in ast.parse("{" + names + "}").body[0].value.keys]  # type: ignore[attr-defined]
-    told = " ".join(refused(case)[0] for case in CASES["Data and conditions"].values())
+    text = " ".join(refusal(case)[0] for case in CASES["Data and conditions"].values())
     words = {
         "full_participation": "every client in every round",
         "probabilities": "the probabilities with which clients take part", "twin": "two augmented views",
@@ -82,7 +82,7 @@ def test_every_need_of_conditions_has_a_case() -> None:
         "common_classes": "class numbers", "validation": "responses on validation samples",
     }  # fmt: skip
     assert set(needs) == set(words)
-    assert all(word in told for word in words.values())
+    assert all(word in text for word in words.values())
 
 
 def test_the_page_has_every_case() -> None:
@@ -90,4 +90,4 @@ def test_the_page_has_every_case() -> None:
     assert page.startswith("# What does not combine, and why\n")
     for topic, cases in CASES.items():
         assert f"## {topic}\n" in page
-        assert all(title in page and refused(case)[0].replace("|", "\\|") in page for title, case in cases.items())
+        assert all(title in page and refusal(case)[0].replace("|", "\\|") in page for title, case in cases.items())

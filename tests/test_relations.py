@@ -21,7 +21,7 @@ from fedloom.core.slots import SLOTS
 pytestmark = pytest.mark.filterwarnings("ignore:FedSSA gives client")
 
 SECONDS = float(os.environ.get("FEDLOOM_RELATIONS", "0"))
-HELD = 4  # compositions that each relation is held for in a test run
+COMPOSITIONS = 4  # compositions that each relation is held for in a test run
 
 
 def draws(seed: int, name: str) -> Iterator[Draw]:
@@ -33,22 +33,22 @@ def draws(seed: int, name: str) -> Iterator[Draw]:
 
 @pytest.mark.parametrize("name", RELATIONS)
 def test_relations_hold_for_what_is_drawn(name: str) -> None:
-    count, drawn = Count(), draws(0, name)
-    while count.successes < HELD:
-        fault = search(name, next(drawn), count)
+    count, compositions = Count(), draws(0, name)
+    while count.successes < COMPOSITIONS:
+        fault = search(name, next(compositions), count)
         assert fault is None, f"\n{fault}"
-        assert len(count.refusals) < 10 * HELD, f"nearly all is refused: {count.refusals}"
+        assert len(count.refusals) < 10 * COMPOSITIONS, f"nearly all is refused: {count.refusals}"
 
 
 @pytest.mark.skipif(not SECONDS, reason="searches as long as FEDLOOM_RELATIONS says, in seconds")
 def test_relations_hold_for_whatever_is_drawn(capsys: pytest.CaptureFixture[str]) -> None:
     seed = int(os.environ.get("FEDLOOM_RELATIONS_SEED", date.today().toordinal()))
     counts, faults, end = {name: Count() for name in RELATIONS}, {}, time.monotonic() + SECONDS
-    drawn = {name: draws(seed, name) for name in RELATIONS}
+    compositions = {name: draws(seed, name) for name in RELATIONS}
     for name in cycle(RELATIONS):
         if time.monotonic() > end or faults.keys() == RELATIONS.keys():
             break
-        if name not in faults and (fault := search(name, next(drawn[name]), counts[name])):
+        if name not in faults and (fault := search(name, next(compositions[name]), counts[name])):
             faults[name] = fault
     with capsys.disabled():
         print(f"\nFEDLOOM_RELATIONS_SEED={seed}")
@@ -59,8 +59,12 @@ def test_relations_hold_for_whatever_is_drawn(capsys: pytest.CaptureFixture[str]
 
 def test_every_part_is_drawn_or_has_a_reason() -> None:
     for slot, registry in SLOTS.items():
-        drawn = {type(one) for made in PARTS[slot].values() for one in (made if isinstance(made, tuple) else (made,))}
-        missing = {entry.name for entry in registry if entry.factory not in drawn}
+        types = {
+            type(part)
+            for choice in PARTS[slot].values()
+            for part in (choice if isinstance(choice, tuple) else (choice,))
+        }
+        missing = {entry.name for entry in registry if entry.factory not in types}
         assert missing == {name for name in UNDRAWN if name in registry}, slot
 
 

@@ -66,17 +66,17 @@ def potentials(problem: Problem, path: Track, alpha: float, kappa: float) -> lis
     even = np.full(clients, 1 / clients)
     best = problem.solution(even)
     slopes = [problem.gradient(k, best) for k in range(clients)]
-    found = []
+    values = []
     for t in range(len(path.theta) + 1):
-        g, own = np.zeros(DIM), [np.zeros(DIM)] * clients
+        g, client_h = np.zeros(DIM), [np.zeros(DIM)] * clients
         if t:
             g = path.theta[t - 1] + path.server[t - 1]["drift"]["h"].numpy() / alpha
             states = path.clients[t - 1]
-            own = [states[k]["drift"]["h"].numpy() if k in states else np.zeros(DIM) for k in range(clients)]
-        spread = np.mean([np.sum((h - s) ** 2) for h, s in zip(own, slopes, strict=True)])
+            client_h = [states[k]["drift"]["h"].numpy() if k in states else np.zeros(DIM) for k in range(clients)]
+        spread = np.mean([np.sum((h - s) ** 2) for h, s in zip(client_h, slopes, strict=True)])
         excess = value(problem, g, even) - value(problem, best, even)
-        found.append((float(np.sum((g - best) ** 2) + kappa * spread), excess))
-    return found
+        values.append((float(np.sum((g - best) ** 2) + kappa * spread), excess))
+    return values
 
 
 def constants(alpha: float, m: int, p: int, mu: float) -> tuple[float, float, float]:
@@ -89,7 +89,7 @@ def constants(alpha: float, m: int, p: int, mu: float) -> tuple[float, float, fl
     return 1 + mu / alpha, 8 * m * (L + alpha) / z, top / (alpha * z)
 
 
-def solved(alpha: float) -> Local:
+def exact_local(alpha: float) -> Local:
     """Local problems with Hessians between α + μ and α + L, solved to rounding."""
     return Local(steps=9, batch_size=0, lr=1 / (alpha + (MU + L) / 2))
 
@@ -100,12 +100,12 @@ def test_feddyn_descends_its_potential_in_every_round(mu: float) -> None:
     problem, alpha = quadratics(), (25 if not mu else 30) * L
     r, kappa, weight = constants(alpha, 4, 4, mu)
     path = Track()
-    problem.run(squares(FedDynDrift(alpha, size_weighted=False), Uniform()), 20, solved(alpha), (path,))
-    found = potentials(problem, path, alpha, kappa)
-    for (before, excess), (after, _) in pairwise(found):
+    problem.run(squares(FedDynDrift(alpha, size_weighted=False), Uniform()), 20, exact_local(alpha), (path,))
+    values = potentials(problem, path, alpha, kappa)
+    for (before, excess), (after, _) in pairwise(values):
         assert r * after <= before - weight * excess
     assert weight > 0
-    assert found[-1][0] < 0.7 * found[0][0]
+    assert values[-1][0] < 0.7 * values[0][0]
 
 
 def test_feddyn_descends_its_potential_in_expectation_over_cohorts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +117,7 @@ def test_feddyn_descends_its_potential_in_expectation_over_cohorts(monkeypatch: 
         monkeypatch.setattr(federated, "draw_cohort", lambda *_, cohorts=cohorts, **__: np.array(cohorts[_[3]]))
         path = Track()
         method = squares(FedDynDrift(alpha, size_weighted=False), Uniform())
-        problem.run(method, rounds, solved(alpha), (path,), cohort=taking_part)
+        problem.run(method, rounds, exact_local(alpha), (path,), cohort=taking_part)
         paths.append(potentials(problem, path, alpha, kappa))
     mean = np.mean(paths, axis=0)
     for (before, excess), (after, _) in pairwise(mean):
@@ -179,7 +179,7 @@ def test_scaffold_converges_at_a_rate_that_does_not_know_how_much_clients_differ
     best = problem.solution(np.ones(4))
     for scale in (0.1, 100.0):
         b = [a @ best + scale * problem.gradient(i, best) for i, a in enumerate(problem.a)]  # the same minimiser
-        y = [x @ np.linalg.solve(a, own) for x, a, own in zip(problem.x, problem.a, b, strict=True)]
+        y = [x @ np.linalg.solve(a, b_k) for x, a, b_k in zip(problem.x, problem.a, b, strict=True)]
         other, path = replace(problem, b=tuple(b), y=tuple(y)), Track()
         local = Local(steps=4, batch_size=0, lr=0.1)
         other.run(squares(Scaffold(), Uniform()), 40, local, (path,))
@@ -202,24 +202,28 @@ def test_the_error_of_other_mixing_weights_than_those_of_the_objective_keeps_its
     p = np.array([0.25, 0.25, 0.25, 0.25])
     best, c = problem.solution(p), 2 * tau * (tau - 1) * (lr * L) ** 2
     assert lr * L <= 1 / (2 * tau)
-    for shift, needed in ((0.0, False), (0.15, True)):
+    for shift, term_matters in ((0.0, False), (0.15, True)):
         w = p + shift * np.array([1, -1, 1, -1])
         path = Track()
         problem.run(squares(mixing=Fixed(tuple(w.tolist()))), rounds, Local(steps=tau, batch_size=0, lr=lr), (path,))
         points = [np.zeros(DIM), *path.theta[:-1]]
         slopes = [[problem.gradient(k, at) for k in range(4)] for at in points]
-        whole = [p @ np.array(one) for one in slopes]
-        b = max(g @ g - ratio * full @ full for one, full in zip(slopes, whole, strict=True) for g in one)
-        apart = 2 * 4 * np.sum((p - w) ** 2)
+        full_gradients = [p @ np.array(gradients) for gradients in slopes]
+        b = max(
+            g @ g - ratio * full @ full
+            for gradients, full in zip(slopes, full_gradients, strict=True)
+            for g in gradients
+        )
+        distance = 2 * 4 * np.sum((p - w) ** 2)
         gain = value(problem, points[0], p) - value(problem, best, p)
-        mean = np.mean([full @ full for full in whole])
+        mean = np.mean([full @ full for full in full_gradients])
 
-        def bound(apart: float, gain: float = gain, b: float = b) -> float:
-            terms = 2 * (1 - c) * gain / (tau * lr * rounds) + (1 - c) * b * apart + 2 * b * c
-            return terms / (1 - c - 2 * ratio * c - apart * (1 - c))
+        def bound(distance: float, gain: float = gain, b: float = b) -> float:
+            terms = 2 * (1 - c) * gain / (tau * lr * rounds) + (1 - c) * b * distance + 2 * b * c
+            return terms / (1 - c - 2 * ratio * c - distance * (1 - c))
 
-        assert 0 < mean <= bound(apart)
-        assert (mean > bound(0.0)) == needed
+        assert 0 < mean <= bound(distance)
+        assert (mean > bound(0.0)) == term_matters
 
 
 # --- online meta-learning ----------------------------------------
@@ -233,8 +237,8 @@ def test_a_buffer_of_b_tasks_has_a_regret_of_the_order_of_one_over_b_squared() -
     centres, scales = draws.normal(size=(length, 3)), draws.uniform(0.95, 1.05, (length, 3))
     local = Local(steps=8, batch_size=0, lr=1.0)
     for size in (2, 4):
-        made = convex(BufferedMoml(1e-9, buffer=size, nabla=False), centres, scales, local=local)
-        ensemble = made.ensemble()
+        experiment = convex(BufferedMoml(1e-9, buffer=size, nabla=False), centres, scales, local=local)
+        ensemble = experiment.ensemble()
         state, regret, largest = ensemble.init(), [], 0.0
         for t in range(length):
             w = state["0"]["w"][0].numpy()
@@ -245,7 +249,7 @@ def test_a_buffer_of_b_tasks_has_a_regret_of_the_order_of_one_over_b_squared() -
                 np.testing.assert_allclose(mean, (slopes[0] - old) / size, rtol=0, atol=1e-5)
                 regret.append(float(mean @ mean))
                 largest = max(largest, *(float(np.linalg.norm(s)) for s in (slopes[0], old)))
-            state, _ = ensemble.learn(state, t, made.stream[t].train)
+            state, _ = ensemble.learn(state, t, experiment.stream[t].train)
         assert sum(regret) <= 8 * len(regret) * largest**2 / size**2
         means.append(float(np.mean(regret)))
     assert means[0] > 2.5 * means[1]
@@ -283,8 +287,8 @@ def test_adam_at_clients_is_that_of_pytorch_over_several_steps(compute: str, alt
     np.testing.assert_allclose(theta(result), body.numpy(), rtol=0, atol=1e-12)
     if alternating:
         head = torch.cat([p for name, p in expected.items() if name.startswith("head.")])
-        kept = dict(leaves(result.snapshot))["client 0/personal/private"]
-        np.testing.assert_allclose(kept.numpy(), head.numpy(), rtol=0, atol=1e-12)
+        private = dict(leaves(result.snapshot))["client 0/personal/private"]
+        np.testing.assert_allclose(private.numpy(), head.numpy(), rtol=0, atol=1e-12)
 
 
 @dataclass(frozen=True)
@@ -294,8 +298,8 @@ class Times(Uplink):
     a: float = 4.0
 
     def send(self, ctx: Context, message: Message, draws: np.random.Generator) -> SendResult:
-        one = message[UPDATE]
-        return SendResult(ctx.state, message | {UPDATE: one._replace(value=one.value * self.a)}, {})
+        upload = message[UPDATE]
+        return SendResult(ctx.state, message | {UPDATE: upload._replace(value=upload.value * self.a)}, {})
 
     def receive(self, state: Tree, received: Any, uploads: Tree, info: RoundInfo) -> tuple[Tree, dict[str, Tensor]]:
         return state, {UPDATE: received[UPDATE].value / self.a}
@@ -308,8 +312,8 @@ class Plus(Uplink):
     c: float = 0.5
 
     def send(self, ctx: Context, message: Message, draws: np.random.Generator) -> SendResult:
-        one = message[UPDATE]
-        return SendResult(ctx.state, message | {UPDATE: one._replace(value=one.value + self.c)}, {})
+        upload = message[UPDATE]
+        return SendResult(ctx.state, message | {UPDATE: upload._replace(value=upload.value + self.c)}, {})
 
     def receive(self, state: Tree, received: Any, uploads: Tree, info: RoundInfo) -> tuple[Tree, dict[str, Tensor]]:
         return state, {UPDATE: received[UPDATE].value - self.c}
@@ -319,5 +323,5 @@ def test_the_server_undoes_last_what_a_client_did_first() -> None:
     """4x + ½, or 4(x + ½), is x again only in the opposite order."""
     plain = theta(go())
     for uplinks in ((Times(), Plus()), (Plus(), Times()), (Times(), Plus(), Times(0.5), Plus(-2.0))):
-        found = theta(go(Method("both", (CrossEntropy(),), uplink=uplinks)))
-        np.testing.assert_allclose(found, plain, rtol=0, atol=1e-12)
+        model = theta(go(Method("both", (CrossEntropy(),), uplink=uplinks)))
+        np.testing.assert_allclose(model, plain, rtol=0, atol=1e-12)

@@ -254,7 +254,7 @@ def limit(work: Workload) -> float | None:
     return float(f"{steps * max(step.flops / step.flops_per_second, step.bytes / step.bytes_per_second):.3g}")
 
 
-def checked(name: str, pythons: dict[str, Path]) -> dict[str, Any]:
+def model_differences(name: str, pythons: dict[str, Path]) -> dict[str, Any]:
     """Distances to the bare model, relative to how far it has moved, after a round of one mini-batch a client."""
     with tempfile.TemporaryDirectory() as temporary:
         folder, models = Path(temporary), {}
@@ -287,20 +287,23 @@ def table(results: dict[str, Any]) -> str:
     """Seconds a round, how many times faster than ``bare`` that is, and accuracies, as a Markdown table."""
     lines = ["| | " + " | ".join(results) + " |", "|---" * (len(results) + 1) + "|"]
     names = [
-        name for found in results.values() for name, one in found.items() if isinstance(one, dict) and "seconds" in one
+        name
+        for workload in results.values()
+        for name, cell in workload.items()
+        if isinstance(cell, dict) and "seconds" in cell
     ]
     for peer in dict.fromkeys(["limit", *names]):
         cells = []
-        for found in results.values():
-            one = found.get(peer)
+        for workload in results.values():
+            cell = workload.get(peer)
             if peer == "limit":
-                cells.append(f"{one:.2g} s, {found['bare']['seconds'] / one:.2g}" if one else "-")
-            elif one is None:
-                cells.append("fails" if peer in found["failed"] else "-")
+                cells.append(f"{cell:.2g} s, {workload['bare']['seconds'] / cell:.2g}" if cell else "-")
+            elif cell is None:
+                cells.append("fails" if peer in workload["failed"] else "-")
             else:
-                reached = f", {one['accuracy']:.1%}" if "accuracy" in one else ""
-                other = {True: "", False: ", another model"}.get(one.get("same_model"), ", not checked")
-                cells.append(f"{one['seconds']:.2g} s, {one['times_bare']:.2f}{reached}{other}")
+                reached = f", {cell['accuracy']:.1%}" if "accuracy" in cell else ""
+                note = {True: "", False: ", another model"}.get(cell.get("same_model"), ", not checked")
+                cells.append(f"{cell['seconds']:.2g} s, {cell['times_bare']:.2f}{reached}{note}")
         lines.append(f"| {peer} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -344,11 +347,11 @@ def main() -> None:
     for name in args.only:
         method = SETTINGS[name].get("method", DEFAULTS["method"])
         able = {peer: python for peer, python in pythons.items() if method in METHODS[peer.partition(":")[0]]}
-        found = record["workloads"].setdefault(name, {})
-        parts = [checked(name, able)] if "check" in args.part else []
+        workload = record["workloads"].setdefault(name, {})
+        parts = [model_differences(name, able)] if "check" in args.part else []
         if "time" in args.part:
             rounds = args.rounds or SETTINGS[name].get("rounds", args.repeats + 1)
-            found |= {
+            workload |= {
                 "command": f"python benchmarks/peers --only {name} --peers {' '.join(able)} --rounds {rounds}",
                 "date": datetime.now(timezone.utc).date().isoformat(),
                 "machine": machine(),
@@ -357,17 +360,17 @@ def main() -> None:
         if "memory" in args.part:
             rounds = args.rounds or args.repeats
             words = f"--only {name} --peers {' '.join(able)} --rounds {rounds} --part memory"
-            found |= {"memory_command": f"python benchmarks/peers {words}", "memory_date": machine()["date"]}
+            workload |= {"memory_command": f"python benchmarks/peers {words}", "memory_date": machine()["date"]}
             parts.append(remembered(name, able, rounds))
             print(*(f"{peer}: {parts[-1].get(peer, 'fails')}" for peer in able), sep="\n", flush=True)
         for key, value in [item for part in parts for item in part.items()]:
-            found[key] = found.get(key, {}) | value if isinstance(value, dict) else value
+            workload[key] = workload.get(key, {}) | value if isinstance(value, dict) else value
         if args.out:
             args.out.write_text(json.dumps(record, indent=1) + "\n")
-        for peer, reason in found["failed"].items():
+        for peer, reason in workload["failed"].items():
             print(f"{peer} fails: {reason}")
         if "time" in args.part:
-            print(table({name: found}), flush=True)
+            print(table({name: workload}), flush=True)
 
 
 if __name__ == "__main__":

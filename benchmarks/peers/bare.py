@@ -42,25 +42,25 @@ def main() -> None:
             with torch.no_grad():
                 totals[number] += torch.cat([p.flatten() for p in parameters]) / cohort
 
-    for number, (ours, theirs) in enumerate(pipes, 1):
+    for number, (parent_end, child_end) in enumerate(pipes, 1):
         if os.fork() == 0:
-            ours.close()
+            parent_end.close()
             try:
                 while True:
-                    share(number, theirs.recv())
-                    theirs.send(None)
+                    share(number, child_end.recv())
+                    child_end.send(None)
             except EOFError:
                 os._exit(0)
-        theirs.close()
+        child_end.close()
     round = 0
     while turns.wait():
-        for ours, _ in pipes:
-            ours.send(round)
+        for parent_end, _ in pipes:
+            parent_end.send(round)
         share(0, round)
-        for ours, _ in pipes:
-            ours.recv()
+        for parent_end, _ in pipes:
+            parent_end.recv()
         theta.copy_(totals.sum(0))
-        turns.done()
+        turns.stop()
         round += 1
     turns.finish([piece.cpu().numpy() for piece in _pieces(theta, parameters)])
 

@@ -32,7 +32,7 @@ class Turns:
         """The round begins now."""
         self._begun = time.perf_counter()
 
-    def done(self) -> None:
+    def stop(self) -> None:
         """The round is over."""
         if os.environ["DEVICE"] != "cpu":
             import torch

@@ -71,7 +71,7 @@ def main() -> None:
         ]
         state, _ = algorithm.apply(state, clients)
         jax.block_until_ready(state.params)
-        turns.done()
+        turns.stop()
         round += 1
     turns.finish(state.params)
 

@@ -29,7 +29,7 @@ class TakeTurns(StandalonePipeline):
     """Waits between rounds, which end with an evaluation of nothing."""
 
     def evaluate(self) -> None:
-        turns.done()
+        turns.stop()
         self.handler.round = self.handler.global_round * (not turns.wait())
 
 

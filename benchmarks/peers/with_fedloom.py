@@ -48,7 +48,7 @@ def main() -> None:
         while turns.wait():
             server, report = federated_round(plan, engine, server, store, work.cohorts[server.round])
             store.put(report.states, server.round)
-            turns.done()
+            turns.stop()
         engine.close()
     private = plan.theta0[len(server.theta) :]
     plan.layout.write(model, torch.cat([server.theta, private]).cpu(), server.buffers.cpu())

@@ -64,7 +64,7 @@ class Server(algorithm.Server):
     def sample(self) -> list[int]:
         return work.cohorts[self.current_round - 1].tolist()
 
-    def communicate(self, selected: list[int], *others: Any) -> Any:
+    def communicate(self, selected: list[int], *_: Any) -> Any:
         self.received_clients = selected
         return self.unpack([self.clients[i].reply(self.pack(i)) for i in selected])
 
@@ -92,6 +92,6 @@ for client in clients:
     client.initialize()
 while turns.wait():
     server.iterate()
-    turns.done()
+    turns.stop()
     server.current_round += 1
 turns.finish([parameter.detach().numpy() for parameter in server.model.parameters()])

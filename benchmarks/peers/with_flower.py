@@ -72,7 +72,7 @@ class TakeTurns(FedAvg):
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
         result = super().aggregate_train(server_round, replies)
         self.last = result[0]
-        self.turns.done()
+        self.turns.stop()
         return result
 
 

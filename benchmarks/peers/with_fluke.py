@@ -58,8 +58,8 @@ clients = [
     )
     for i in range(len(work.rows))
 ]  # fmt: skip
-held = first.encoder if work.method == "fedper" else first
-server = algorithm.get_server_class()(model=copy.deepcopy(held), test_set=None, clients=clients)
+shared = first.encoder if work.method == "fedper" else first
+server = algorithm.get_server_class()(model=copy.deepcopy(shared), test_set=None, clients=clients)
 for client in clients:
     client.set_channel(server.channel)
 algorithm._round_zero(types.SimpleNamespace(server=server, clients=clients))
@@ -69,6 +69,6 @@ while turns.wait():
     for client in cohort:
         client.local_update(current + 1)
     server.aggregate(cohort, server.receive_client_models(cohort, state_dict=False))
-    turns.done()
+    turns.stop()
     current += 1
 turns.finish([parameter.detach().numpy() for parameter in server.model.parameters()])

@@ -75,7 +75,7 @@ class TakeTurns(TrainingProcessCallback):
         self, aggregate_metrics: Any, model: Any, *, central_iteration: int
     ) -> tuple[bool, Metrics]:
         if FIRST:
-            self.turns.done()
+            self.turns.stop()
         return not self.wait(), Metrics()
 
 

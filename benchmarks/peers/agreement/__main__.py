@@ -28,7 +28,7 @@ import numpy as np
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-import ours  # noqa: E402
+import in_fedloom  # noqa: E402
 import page  # noqa: E402
 from environments import prepare, versions  # noqa: E402
 from federation import SITUATIONS, SIZES, Models  # noqa: E402
@@ -37,57 +37,59 @@ from rows import ROWS, Row  # noqa: E402
 PEERS = ("fluke", "flgo", "fedlab", "flower", "pfl")
 
 
-def digits(one: Models, other: Models) -> float:
+def digits(models: Models, peer_models: Models) -> float:
     """-log10(max |Δ| / max |θ|) over all vectors of both, at most 16; 0 if they are not about the same clients."""
-    if one.keys() != other.keys() or any(one[name].shape != other[name].shape for name in one):
+    if models.keys() != peer_models.keys() or any(models[name].shape != peer_models[name].shape for name in models):
         return 0.0
-    apart = max(float(np.abs(one[name] - other[name]).max(initial=0.0)) for name in one)
-    size = max(float(np.abs(value).max(initial=0.0)) for value in one.values())
-    if not np.isfinite(apart):
+    difference = max(float(np.abs(models[name] - peer_models[name]).max(initial=0.0)) for name in models)
+    size = max(float(np.abs(value).max(initial=0.0)) for value in models.values())
+    if not np.isfinite(difference):
         return 0.0
-    return round(float(np.clip(-np.log10(apart / size), 0.0, 16.0)), 1) if apart else 16.0
+    return round(float(np.clip(-np.log10(difference / size), 0.0, 16.0)), 1) if difference else 16.0
 
 
-def theirs(peer: str, python: Path, path: Path, jobs: list[tuple[Row, bool]]) -> list[Models | str]:
+def play_peer(peer: str, python: Path, path: Path, jobs: list[tuple[Row, bool]]) -> list[Models | str]:
     """The other framework's last models, or its words, for each row, as it is or changed."""
     todo, out = path.with_name(f"{peer}.jobs"), path.with_name(f"{peer}.npz")
-    todo.write_text(json.dumps([{"method": r.preset, "theirs": r.theirs, "changed": changed} for r, changed in jobs]))
+    todo.write_text(
+        json.dumps([{"method": r.preset, "settings": r.peer_settings, "changed": changed} for r, changed in jobs])
+    )
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
-    done = subprocess.run(
+    process = subprocess.run(
         [python, HERE / f"in_{peer}.py", path, todo, out], env=env, capture_output=True, text=True, check=False
     )
-    if done.returncode:
-        raise RuntimeError(f"{peer} ended with {' '.join(done.stderr.strip().splitlines()[-1:])}")
+    if process.returncode:
+        raise RuntimeError(f"{peer} ended with {' '.join(process.stderr.strip().splitlines()[-1:])}")
     failed = json.loads(out.with_suffix(".json").read_text())
     with np.load(out) as arrays:
-        held = {name: arrays[name] for name in arrays.files}
+        models = {name: arrays[name] for name in arrays.files}
     return [
-        failed.get(str(i)) or {key.partition("/")[2]: v for key, v in held.items() if key.split("/")[0] == str(i)}
+        failed.get(str(i)) or {key.partition("/")[2]: v for key, v in models.items() if key.split("/")[0] == str(i)}
         for i in range(len(jobs))
     ]
 
 
 def compare(rows: list[Row], pythons: dict[str, Path], folder: Path) -> list[dict[str, Any]]:
     """The digits of every row in all situations, or what the other framework said, as it is and after the change."""
-    found: list[dict[str, Any]] = [
+    results: list[dict[str, Any]] = [
         {"method": row.method, "peer": row.peer, "digits": [], "changed": []} for row in rows
     ]
     for situation in SITUATIONS:
         path = folder / "federation.npz"
-        ours.write(path, situation)
+        in_fedloom.write(path, situation)
         everybody = SITUATIONS[situation]["cohort"] == len(SIZES)
         for peer, python in pythons.items():
             here = [i for i, row in enumerate(rows) if row.peer == peer and (everybody or not row.everybody)]
             jobs = [(i, changed) for changed in (False, True) for i in here if rows[i].is_changed or not changed]
-            played = theirs(peer, python, path, [(rows[i], changed) for i, changed in jobs])
+            played = play_peer(peer, python, path, [(rows[i], changed) for i, changed in jobs])
             for (i, changed), other in zip(jobs, played, strict=True):
-                wanted = {**rows[i].ours, **(rows[i].switch if changed else {})}
+                settings = {**rows[i].settings, **(rows[i].switch if changed else {})}
                 value = other
                 if not isinstance(other, str):
-                    value = digits(ours.play(path, situation, rows[i].preset, wanted), other)
-                found[i]["changed" if changed else "digits"].append(value)
+                    value = digits(in_fedloom.play(path, situation, rows[i].preset, settings), other)
+                results[i]["changed" if changed else "digits"].append(value)
         print(f"{situation}: done", file=sys.stderr, flush=True)
-    return found
+    return results
 
 
 def main() -> None:
@@ -114,7 +116,7 @@ def main() -> None:
         results = compare(rows, pythons, Path(folder))
     old = json.loads(args.out.read_text()) if args.out and args.out.exists() else {"rows": [], "versions": {}}
     all_rows = {(result["method"], result["peer"]): result for result in (*old["rows"], *results)}
-    found = {
+    record = {
         "command": "python benchmarks/peers/agreement",
         "date": datetime.now(timezone.utc).date().isoformat(),
         "versions": old["versions"]
@@ -124,12 +126,12 @@ def main() -> None:
         "situations": list(SITUATIONS),
         "rows": [all_rows[row.method, row.peer] for row in ROWS if (row.method, row.peer) in all_rows],
     }
-    print(page.table(found))
+    print(page.table(record))
     if args.out:
-        args.out.write_text(json.dumps(found, indent=1) + "\n")
+        args.out.write_text(json.dumps(record, indent=1) + "\n")
     if args.page:
-        args.page.write_text(page.page(found))
-    wrong = page.unexplained(found)
+        args.page.write_text(page.page(record))
+    wrong = page.unexplained(record)
     for sentence in wrong:
         print(sentence, file=sys.stderr)
     sys.exit(bool(wrong))

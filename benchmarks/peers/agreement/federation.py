@@ -88,18 +88,18 @@ class Federation:
 
     def samples(self, client: int) -> tuple[Tensor, Tensor]:
         """All of a client's samples and labels."""
-        return self._taken(self.rows(client))
+        return self._tensors(self.rows(client))
 
     def batches(self, client: int, supports: bool = False) -> list[tuple[Tensor, Tensor]]:
         """What a client trains on in the current round, step by step."""
         table = self.supports if supports else self.steps
-        return [self._taken(rows[rows >= 0]) for rows in table[self.round, client] if (rows >= 0).any()]
+        return [self._tensors(rows[rows >= 0]) for rows in table[self.round, client] if (rows >= 0).any()]
 
     def model(self, norm: bool = False) -> Net:
         """The first model."""
         return put(Net(norm), self.theta, norm)
 
-    def _taken(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+    def _tensors(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
         return torch.from_numpy(self.x[rows]), torch.from_numpy(self.y[rows])
 
 
@@ -141,13 +141,13 @@ def serve(play: Callable[[Federation, str, Mapping[str, Any], bool], Models]) ->
     """Play the requested methods in another framework: ``script FEDERATION JOBS OUT``, one line of JSON a failure."""
     torch.set_default_dtype(torch.float64)  # constants that a framework makes would be float32
     torch.set_num_threads(1)
-    found: Models = {}
+    arrays: Models = {}
     failed: dict[str, str] = {}
     for number, job in enumerate(json.loads(Path(sys.argv[2]).read_text())):
         try:
-            models = play(read(sys.argv[1]), job["method"], job["theirs"], job["changed"])
-            found |= {f"{number}/{name}": np.asarray(value, dtype=np.float64) for name, value in models.items()}
+            models = play(read(sys.argv[1]), job["method"], job["settings"], job["changed"])
+            arrays |= {f"{number}/{name}": np.asarray(value, dtype=np.float64) for name, value in models.items()}
         except Exception as error:  # whatever a framework raises is its answer
             failed[str(number)] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    np.savez(sys.argv[3], **found)  # pyright: ignore[reportArgumentType]
+    np.savez(sys.argv[3], **arrays)  # pyright: ignore[reportArgumentType]
     Path(sys.argv[3]).with_suffix(".json").write_text(json.dumps(failed))

@@ -31,7 +31,7 @@ class Quiet:
         pass
 
 
-def play(federation: Federation, method: str, theirs: Mapping[str, Any], changed: bool) -> Models:
+def play(federation: Federation, method: str, settings: Mapping[str, Any], changed: bool) -> Models:
     """A method's last models."""
     name, handles, trains = PARTS[method]
     module = import_module(f"fedlab.contrib.algorithm.{name}")
@@ -45,9 +45,9 @@ def play(federation: Federation, method: str, theirs: Mapping[str, Any], changed
     single = method == "q_ffl"
     trainer = client_kind(model, logger=Quiet()) if single else client_kind(model, clients, logger=Quiet())
     trainer.setup_dataset(types.SimpleNamespace(get_dataloader=lambda i, *batch: federation.batches(i)))
-    if "server" in theirs:
-        handler.setup_optim(**theirs["server"])
-    trainer.setup_optim(1, 1, LR, **theirs.get("client", {}))
+    if "server" in settings:
+        handler.setup_optim(**settings["server"])
+    trainer.setup_optim(1, 1, LR, **settings.get("client", {}))
     if changed and single:
         trainer.lr = LR
     for cohort in federation.rounds():
@@ -78,8 +78,8 @@ def differentiable(kind: type) -> type:
         def model_parameters(self) -> Tensor:
             return torch.cat([parameter.reshape(-1) for parameter in self._model.parameters()])
 
-        def train(self, client: int, *others: Any) -> list[Tensor]:
-            trained = super().train(client, *others)
+        def train(self, client: int, *arguments: Any) -> list[Tensor]:
+            trained = super().train(client, *arguments)
             self.L[client] = self.L[client].detach()
             return [vector.detach().clone() for vector in trained]
 

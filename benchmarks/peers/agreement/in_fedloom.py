@@ -24,8 +24,8 @@ from fedloom.experiment.federated import run
 
 def settings(situation: str) -> tuple[Local, int]:
     """Local training and the cohort's size of a situation."""
-    wanted = SITUATIONS[situation]
-    return Local(epochs=wanted["epochs"], batch_size=wanted["batch_size"], lr=LR), wanted["cohort"]
+    epochs, batch_size, cohort = (SITUATIONS[situation][key] for key in ("epochs", "batch_size", "cohort"))
+    return Local(epochs=epochs, batch_size=batch_size, lr=LR), cohort
 
 
 def write(path: Path, situation: str) -> None:
@@ -39,18 +39,19 @@ def write(path: Path, situation: str) -> None:
     rows = [np.flatnonzero(owner == client) for client in range(len(SIZES))]
 
     def table(purpose: str) -> np.ndarray:
-        steps = [[local.batches(own, SEED, t, i, purpose) for i, own in enumerate(rows)] for t in range(ROUNDS)]
-        most = max(len(batches) for one in steps for batches in one)
-        widest = max(len(batch) for one in steps for batches in one for batch in batches)
+        batches = {
+            (t, i): local.batches(owned, SEED, t, i, purpose) for t in range(ROUNDS) for i, owned in enumerate(rows)
+        }
+        most = max(map(len, batches.values()))
+        widest = max(len(batch) for steps in batches.values() for batch in steps)
         filled = np.full((ROUNDS, len(rows), most, widest), -1)
-        for t, one in enumerate(steps):
-            for i, batches in enumerate(one):
-                for s, batch in enumerate(batches):
-                    filled[t, i, s, : len(batch)] = batch
+        for (t, i), steps in batches.items():
+            for s, batch in enumerate(steps):
+                filled[t, i, s, : len(batch)] = batch
         return filled
 
     steps = table("batches")
-    drawn = [[stream(SEED, "views", t, i).random((steps.shape[2], 2)) for i in range(len(rows))] for t in range(ROUNDS)]
+    mixes = [[stream(SEED, "views", t, i).random((steps.shape[2], 2)) for i in range(len(rows))] for t in range(ROUNDS)]
     np.savez(
         path,
         x=x,
@@ -59,38 +60,39 @@ def write(path: Path, situation: str) -> None:
         cohorts=np.stack([draw_cohort(len(SIZES), size, SEED, t) for t in range(ROUNDS)]),
         steps=steps,
         supports=table("support"),
-        mixes=np.array(drawn)[..., 0],  # of the first layer's number, which counts for all
+        mixes=np.array(mixes)[..., 0],  # of the first layer's number, which counts for all
         theta=0.5 * draw.standard_normal(sum(p.numel() for p in Net().parameters())),
         epochs=np.array(local.epochs),
         batch_size=np.array(local.batch_size),
     )
 
 
-def play(path: Path, situation: str, name: str, wanted: Mapping[str, Any]) -> Models:
+def play(path: Path, situation: str, name: str, method_settings: Mapping[str, Any]) -> Models:
     """A method's last models in a situation.
 
     Args:
         path: the federation's file.
         situation: its name.
         name: of the method.
-        wanted: its settings; ``mixing`` and ``drift`` name other parts, ``local`` holds changes of local training.
+        method_settings: its settings; ``mixing`` and ``drift`` name other parts, ``local`` holds changes of local
+            training.
     """
-    given, (local, size) = common.read(path), settings(situation)
-    own = dict(wanted)
-    others = {slot: SLOTS[slot].make(own.pop(slot)) for slot in ("mixing", "drift") if slot in own}
-    local = replace(local, **own.pop("local", {}))
-    method = replace(methods.make(name, **own), **others)
+    data, (local, size) = common.read(path), settings(situation)
+    arguments = dict(method_settings)
+    parts = {slot: SLOTS[slot].make(arguments.pop(slot)) for slot in ("mixing", "drift") if slot in arguments}
+    local = replace(local, **arguments.pop("local", {}))
+    method = replace(methods.make(name, **arguments), **parts)
     norm = name == "fedbn"
     split = Split(
-        Arrays(torch.from_numpy(given.x), torch.from_numpy(given.y), CLASSES),
-        Index.of([given.rows(client) for client in range(len(SIZES))]),
+        Arrays(torch.from_numpy(data.x), torch.from_numpy(data.y), CLASSES),
+        Index.of([data.rows(client) for client in range(len(SIZES))]),
     )
     empty = Split(split.arrays, Index.of([[] for _ in SIZES]))
     result = run(
         Experiment(
             method,
             Federation(split, empty, split, split.arrays),
-            lambda: given.model(norm),
+            lambda: data.model(norm),
             rounds=ROUNDS,
             cohort=None if size == len(SIZES) else size,
             local=local,
@@ -102,11 +104,11 @@ def play(path: Path, situation: str, name: str, wanted: Mapping[str, Any]) -> Mo
             device="cpu",
         )
     )
-    kept = {
+    private = {
         f"client {client}": state["personal"]["private"].numpy()
         for client, state in result.snapshot.store
         if "private" in state.get("personal", {})
     }
     rows = result.snapshot.rows if method.topology.home == "clients" else None
     models = {f"client {number}": state["model"]["theta"].numpy() for number, state in rows or ()}
-    return {"theta": result.snapshot.server.theta.numpy(), **kept, **models}
+    return {"theta": result.snapshot.server.theta.numpy(), **private, **models}

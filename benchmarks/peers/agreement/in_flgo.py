@@ -49,7 +49,7 @@ class Calculator:
         return batch
 
 
-def play(federation: Federation, method: str, theirs: Mapping[str, Any], changed: bool) -> Models:
+def play(federation: Federation, method: str, settings: Mapping[str, Any], changed: bool) -> Models:
     """A method's last models."""
     module = import_module(f"flgo.algorithm.{MODULES.get(method, method)}")
 
@@ -65,8 +65,8 @@ def play(federation: Federation, method: str, theirs: Mapping[str, Any], changed
             self.model.load_state_dict(federation.model().state_dict())
             self.clients, self.num_clients, self.device = clients, len(clients), torch.device("cpu")
             self.proportion, self.sample_option, self.current_round = 1.0, "full", 1
-            self.aggregation_option = theirs.get("aggregate", "uniform")
-            values = [theirs[word] for word in WORDS.get(method, ())]
+            self.aggregation_option = settings.get("aggregate", "uniform")
+            values = [settings[word] for word in WORDS.get(method, ())]
             self.option = {"learning_rate": LR, "algo_para": values}
             self.learning_rate, self._object_map = LR, dict(enumerate(clients))
             self.lr_scheduler_type, self.num_edge_rounds = "constant", every
@@ -74,7 +74,7 @@ def play(federation: Federation, method: str, theirs: Mapping[str, Any], changed
             for client in clients:
                 client.server = self
             self.initialize()
-            self.aggregation_option = theirs.get("aggregate", "uniform")  # which some overwrite
+            self.aggregation_option = settings.get("aggregate", "uniform")  # which some overwrite
 
         def iterate(self) -> Any:
             federation.round = self.current_round - 1  # edges have theirs one after the other
@@ -82,9 +82,9 @@ def play(federation: Federation, method: str, theirs: Mapping[str, Any], changed
 
         def sample(self) -> list[int]:
             cohort = federation.cohorts[federation.round].tolist()
-            return [at for at, one in enumerate(self.clients) if getattr(one, "number", cohort[0]) in cohort]
+            return [at for at, client in enumerate(self.clients) if getattr(client, "number", cohort[0]) in cohort]
 
-        def communicate(self, selected: list[int], *others: Any) -> Any:
+        def communicate(self, selected: list[int], *_: Any) -> Any:
             self.received_clients = selected
             return self.unpack([self.clients[i].reply(self.pack(i)) for i in selected])
 
@@ -111,7 +111,7 @@ def play(federation: Federation, method: str, theirs: Mapping[str, Any], changed
 
     if method == "fedmgda":
         exact(module, changed)
-    every, clients = theirs.get("num_edge_rounds", 1), [Client(i) for i in range(int(federation.owner.max()) + 1)]
+    every, clients = settings.get("num_edge_rounds", 1), [Client(i) for i in range(int(federation.owner.max()) + 1)]
     if method == "dfedavgm":
         return on_ring(module, clients, federation, changed)
     hosted = clients
@@ -128,8 +128,8 @@ def play(federation: Federation, method: str, theirs: Mapping[str, Any], changed
         if number % every == 0:
             server.iterate()
             server.current_round += 1
-    kept = {f"client {c.id}": vector(c.model) for c in clients if method == "ditto" and c.model is not None}
-    return {"theta": vector(copy.deepcopy(server.model)), **kept}
+    private = {f"client {c.id}": vector(c.model) for c in clients if method == "ditto" and c.model is not None}
+    return {"theta": vector(copy.deepcopy(server.model)), **private}
 
 
 def on_ring(module: Any, clients: list[Any], federation: Federation, changed: bool) -> Models:
@@ -142,15 +142,15 @@ def on_ring(module: Any, clients: list[Any], federation: Federation, changed: bo
         client.model.load_state_dict(federation.model().state_dict())
         client.init_state()
         client.sample = lambda: [0, 1]
-        client.communicate = lambda both, own=client: own.unpack([own.clients[i].send_state() for i in both])
+        client.communicate = lambda at, me=client: me.unpack([me.clients[i].send_state() for i in at])
     for _ in federation.rounds():
         ring.iterate()
 
     def last(client: Any) -> Any:
         return client.aggregate([client.model, *(other.state["model"] for other in client.clients)])
 
-    kept = {f"client {c.id}": vector(last(c) if changed else c.model) for c in clients}
-    return {"theta": sum(kept.values()) / len(clients), **kept}
+    models = {f"client {c.id}": vector(last(c) if changed else c.model) for c in clients}
+    return {"theta": sum(models.values()) / len(clients), **models}
 
 
 def exact(module: Any, changed: bool) -> None:

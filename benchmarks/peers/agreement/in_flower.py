@@ -34,16 +34,16 @@ class Grid:
         return list(range(1, self.nodes + 1))
 
 
-def play(federation: Federation, method: str, theirs: Mapping[str, Any], changed: bool) -> Models:
+def play(federation: Federation, method: str, settings: Mapping[str, Any], changed: bool) -> Models:
     """A method's last models."""
-    made = getattr(strategy, STRATEGIES[method])(fraction_evaluate=0.0, **theirs)
+    aggregator = getattr(strategy, STRATEGIES[method])(fraction_evaluate=0.0, **settings)
     arrays = ArrayRecord({"theta": Array(federation.theta)})
-    if changed and hasattr(made, "tau"):
-        made.v_t = {"theta": np.full_like(federation.theta, made.tau**2)}
+    if changed and hasattr(aggregator, "tau"):
+        aggregator.v_t = {"theta": np.full_like(federation.theta, aggregator.tau**2)}
     late = 10**9 if changed and method == "fedadam" else 0  # the bias correction has faded by then
     for cohort in federation.rounds():
         theta, replies = arrays["theta"].numpy(), []
-        sent = list(made.configure_train(federation.round + 1, arrays, ConfigRecord(), Grid(len(cohort))))
+        sent = list(aggregator.configure_train(federation.round + 1, arrays, ConfigRecord(), Grid(len(cohort))))
         for client, message in zip(cohort, sent, strict=True):
             net = put(federation.model(), theta)
             before = loss(net, federation.samples(client)) - (1e-10 if changed else 0)  # which q-FedAvg adds again
@@ -52,9 +52,9 @@ def play(federation: Federation, method: str, theirs: Mapping[str, Any], changed
             metrics = MetricRecord({"num-examples": samples, "train_loss": before})
             content = RecordDict({"arrays": ArrayRecord({"theta": Array(vector(net))}), "metrics": metrics})
             replies.append(Message(content=content, reply_to=message))
-        found, _ = made.aggregate_train(federation.round + 1 + late, replies)
-        assert found is not None
-        arrays = ArrayRecord({"theta": Array(found["theta"].numpy())})
+        result, _ = aggregator.aggregate_train(federation.round + 1 + late, replies)
+        assert result is not None
+        arrays = ArrayRecord({"theta": Array(result["theta"].numpy())})
     return {"theta": arrays["theta"].numpy()}
 
 

@@ -31,7 +31,7 @@ ALGORITHMS = {
 ENCODER, HEAD = {"fedper", "fedrep", "fedbabu"}, {"lg_fedavg"}  # what the server holds, if not the whole model
 
 
-class Given(FastDataLoader):
+class RoundLoader(FastDataLoader):
     """The current round's mini-batches of a client, all in one epoch; with ``halves``, one half of them at a time."""
 
     mixes: Iterator[float]
@@ -48,11 +48,11 @@ class Given(FastDataLoader):
             batches = batches[cut:] if self.turn % 2 else batches[:cut]
             self.turn += 1
         self.n_batches = len(batches)
-        Given.mixes = iter(self.federation.mixes[self.federation.round, self.client].tolist())
+        RoundLoader.mixes = iter(self.federation.mixes[self.federation.round, self.client].tolist())
         return iter(batches)
 
 
-class Alternating(Given):
+class Alternating(RoundLoader):
     """A mini-batch to adapt on, then one to train on, and so on, for clients that ask for the next one."""
 
     queue: list[Any]
@@ -71,16 +71,16 @@ def network(net: Net) -> EncoderHeadNet:
     return EncoderHeadNet(net.body, net.head)
 
 
-def play(federation: Federation, method: str, theirs: Mapping[str, Any], changed: bool) -> Models:
+def play(federation: Federation, method: str, settings: Mapping[str, Any], changed: bool) -> Models:
     """A method's last models."""
     FlukeENV().set_inmemory(True)
     FlukeENV().set_eval_cfg(pre_fit=False, post_fit=False, server=False, locals=False)
     module = import_module(f"fluke.algorithms.{ALGORITHMS[method][0]}")
     algorithm = getattr(module, ALGORITHMS[method][1])
     first = network(federation.model(method == "fedbn"))
-    step = {"name": algorithm.get_optimizer_class(None), "lr": LR} | theirs.get("optimiser", {})
+    step = {"name": algorithm.get_optimizer_class(None), "lr": LR} | settings.get("optimiser", {})
     loaders = [
-        Alternating(federation, i) if method == "per_fedavg" else Given(federation, i, halves=method == "fedrep")
+        Alternating(federation, i) if method == "per_fedavg" else RoundLoader(federation, i, halves=method == "fedrep")
         for i in range(int(federation.owner.max()) + 1)
     ]
     kind = algorithm.get_client_class(None)
@@ -88,19 +88,21 @@ def play(federation: Federation, method: str, theirs: Mapping[str, Any], changed
     clients = [
         kind(
             index=i, model=copy.deepcopy(first), train_set=loader, test_set=None, loss_fn=nn.CrossEntropyLoss(),
-            optimizer_cfg=OptimizerConfigurator(dict(step)), local_epochs=1, **theirs.get("client", {}),
+            optimizer_cfg=OptimizerConfigurator(dict(step)), local_epochs=1, **settings.get("client", {}),
         )
         for i, loader in enumerate(loaders)
     ]  # fmt: skip
-    held = first.encoder if method in ENCODER else first.head if method in HEAD else first
+    server_model = first.encoder if method in ENCODER else first.head if method in HEAD else first
     server = algorithm.get_server_class(None)(
-        model=copy.deepcopy(held), test_set=None, clients=clients, **theirs.get("server", {})
+        model=copy.deepcopy(server_model), test_set=None, clients=clients, **settings.get("server", {})
     )
     for client in clients:
         client.set_channel(server.channel)
     algorithm._round_zero(types.SimpleNamespace(server=server, clients=clients))
     if method == "superfed_mm":
-        module.np = types.SimpleNamespace(random=types.SimpleNamespace(uniform=lambda low, high: next(Given.mixes)))
+        module.np = types.SimpleNamespace(
+            random=types.SimpleNamespace(uniform=lambda low, high: next(RoundLoader.mixes))
+        )
     undo = CHANGED_SERVERS[method](server, module) if changed and method in CHANGED_SERVERS else None
     for cohort in federation.rounds():
         eligible = [clients[i] for i in cohort]
@@ -112,10 +114,9 @@ def play(federation: Federation, method: str, theirs: Mapping[str, Any], changed
             of_all_clients(server, clients)
     if undo is not None:
         undo()
-    taken = [clients[i] for i in sorted({*federation.cohorts.ravel().tolist()})]
-    private = {f"client {client.index}": vector(own) for client in taken if (own := PRIVATE[method](client))} if (
-        method in PRIVATE
-    ) else {}  # fmt: skip
+    participants = [clients[i] for i in sorted({*federation.cohorts.ravel().tolist()})]
+    modules = {client.index: PRIVATE[method](client) for client in participants} if method in PRIVATE else {}
+    private = {f"client {index}": vector(kept) for index, kept in modules.items() if kept}
     shared = server.cld_mdl if method == "feddyn" else server.model
     if method == "fedamp":  # every client has a model at the server, which waits for it to come again
         return {"theta": sum(map(next_message, clients)) / len(clients), **private}
@@ -217,9 +218,11 @@ def by_samples(server: Any, module: Any) -> None:
         sent = list(models)
         counts = [torch.bincount(client.train_set.tensors[1], minlength=len(sent[0])) for client in eligible]
         for j in sent[0]:
-            held = [(n[j], one[j]) for n, one in zip(counts, sent, strict=True) if one[j] is not None]
-            if held:
-                server.prototypes[j] = sum(n * mean for n, mean in held) / sum(n for n, _ in held)
+            pairs = [
+                (n[j], prototypes[j]) for n, prototypes in zip(counts, sent, strict=True) if prototypes[j] is not None
+            ]
+            if pairs:
+                server.prototypes[j] = sum(n * mean for n, mean in pairs) / sum(n for n, _ in pairs)
 
     server.aggregate = aggregate
 
@@ -313,8 +316,8 @@ def lacking(kind: type) -> type:
     """FedRoD: classes without samples count as 10⁻⁸."""
 
     class Changed(kind):
-        def __init__(self, **others: Any) -> None:
-            super().__init__(**others)
+        def __init__(self, **arguments: Any) -> None:
+            super().__init__(**arguments)
             self.sample_per_class = self.sample_per_class.clamp(min=1e-8)
 
     return Changed
@@ -324,9 +327,9 @@ def own_norm(kind: type) -> type:
     """FedBN: normalisation starts from the first model."""
 
     class Changed(kind):
-        def __init__(self, **others: Any) -> None:
-            super().__init__(**others)
-            self.start = others["model"].encoder[1].state_dict()
+        def __init__(self, **arguments: Any) -> None:
+            super().__init__(**arguments)
+            self.start = arguments["model"].encoder[1].state_dict()
 
         def receive_model(self) -> None:
             is_first = self.model is None
@@ -359,7 +362,7 @@ def squared(kind: type) -> type:
     class Changed(kind):
         def fit(self, override_local_epochs: int = 0) -> float:
             norm, add = torch.Tensor.norm, torch.Tensor.add
-            torch.Tensor.norm = lambda x, *others: x.square().sum() / 2
+            torch.Tensor.norm = lambda x, *_: x.square().sum() / 2
             torch.Tensor.add = lambda x, other: x if other == 1e-6 else add(x, other)
             try:
                 return super().fit(override_local_epochs)
@@ -374,12 +377,16 @@ def trained_features(kind: type) -> type:
 
     class Changed(kind):
         def fit(self, override_local_epochs: int = 0) -> float:
-            self._last_round = max(self._last_round, int(any(one is not None for one in self.global_protos)))
+            self._last_round = max(
+                self._last_round, int(any(prototype is not None for prototype in self.global_protos))
+            )
             value = super().fit(override_local_epochs)
             with torch.no_grad():
                 features = self.model.encoder(self.train_set.tensors[0])
-            own = self.train_set.tensors[1]
-            self.prototypes = {j: features[own == j].mean(0) if (own == j).any() else None for j in self.prototypes}
+            labels = self.train_set.tensors[1]
+            self.prototypes = {
+                j: features[labels == j].mean(0) if (labels == j).any() else None for j in self.prototypes
+            }
             return value
 
     return Changed

@@ -46,7 +46,7 @@ class Signed(Doubles):
         return Turned(dict(super().get_model_difference(other_parameters, clone).items()))
 
 
-def play(federation: Federation, method: str, theirs: Mapping[str, Any], changed: bool) -> Models:
+def play(federation: Federation, method: str, settings: Mapping[str, Any], changed: bool) -> Models:
     """A method's last models."""
     module = federation.model()
     module.loss = lambda x, y: nn.functional.cross_entropy(module(x), y)  # pyright: ignore[reportAttributeAccessIssue]
@@ -74,7 +74,7 @@ def play(federation: Federation, method: str, theirs: Mapping[str, Any], changed
         )  # fmt: skip
         algorithm: Any = SCAFFOLD()
     elif method == "fedprox":
-        params, algorithm = FedProxParams(**common, mu=theirs["mu"]), FedProx()
+        params, algorithm = FedProxParams(**common, mu=settings["mu"]), FedProx()
     else:
         params, algorithm = NNAlgorithmParams(**common), FederatedAveraging()
     steps = NNTrainHyperParams(

@@ -11,8 +11,8 @@ NAMES = {"fluke": "fluke-fl", "flgo": "flgo", "fedlab": "FedLab", "flower": "Flo
 PACKAGES = {"fluke": "fluke-fl", "flgo": "flgo", "fedlab": "fedlab", "flower": "flwr", "pfl": "pfl"}
 
 
-def known(result: dict[str, Any]) -> Row:
-    """What is known of a row of a result."""
+def row_of(result: dict[str, Any]) -> Row:
+    """The row of ``rows.py`` of a row of a result."""
     return next(row for row in ROWS if (row.method, row.peer) == (result["method"], result["peer"]))
 
 
@@ -21,11 +21,11 @@ def agrees(values: list[Any]) -> bool:
     return all(isinstance(value, float) and value >= AGREED for value in values)
 
 
-def unexplained(found: dict[str, Any]) -> list[str]:
+def unexplained(record: dict[str, Any]) -> list[str]:
     """Sentences about rows that are not as ``rows.py`` says."""
     wrong = []
-    for result in found["rows"]:
-        row, name = known(result), f"{result['method']} of {result['peer']}"
+    for result in record["rows"]:
+        row, name = row_of(result), f"{result['method']} of {result['peer']}"
         if agrees(result["digits"]) and row.cause:
             wrong.append(f"{name} agrees, but rows.py has a cause of disagreement; remove it.")
         if not agrees(result["digits"]) and not row.cause:
@@ -35,52 +35,54 @@ def unexplained(found: dict[str, Any]) -> list[str]:
     return wrong
 
 
-def told(values: list[Any]) -> str:
+def digits_text(values: list[Any]) -> str:
     """Digits of the situations, like ``15`` or ``15, 3, 15, 3``."""
     if any(isinstance(value, str) for value in values):
         return "fails"
-    whole = [f"{value:.0f}" for value in values]
+    texts = [f"{value:.0f}" for value in values]
     return (
-        whole[0]
-        if len({*whole}) == 1
+        texts[0]
+        if len({*texts}) == 1
         else f"{min(values):.0f} to {max(values):.0f}"
         if agrees(values)
-        else ", ".join(whole)
+        else ", ".join(texts)
     )
 
 
-def table(found: dict[str, Any]) -> str:
+def table(record: dict[str, Any]) -> str:
     """All rows as a Markdown table."""
     lines = ["| method | framework | digits | cause of the difference | after this change | digits |", "|---" * 6 + "|"]
-    for result in found["rows"]:
-        row = known(result)
+    for result in record["rows"]:
+        row = row_of(result)
         sides = [f"there: {row.change}"] if row.change else []
         sides += [f"here: {', '.join(f'`{k}={v}`' for k, v in row.switch.items())}"] if row.switch else []
         cells = [
             row.method.replace(row.preset, f"`{row.preset}`", 1),
             NAMES[row.peer],
-            told(result["digits"]),
+            digits_text(result["digits"]),
             row.cause,
         ]
-        cells += [". ".join(sides), told(result["changed"])] if sides else ["", ""]
+        cells += [". ".join(sides), digits_text(result["changed"])] if sides else ["", ""]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def page(found: dict[str, Any]) -> str:
+def page(record: dict[str, Any]) -> str:
     """The whole page."""
-    rows = found["rows"]
+    rows = record["rows"]
     same = sum(agrees(result["digits"]) for result in rows)
     after = sum(not agrees(r["digits"]) and bool(r["changed"]) and agrees(r["changed"]) for r in rows)
-    methods = len({known(result).preset for result in rows})
-    versions = [f"{NAMES[p]} {v[PACKAGES[p]]} (torch {v['torch']})" for p, v in found["versions"].items() if p in NAMES]
+    methods = len({row_of(result).preset for result in rows})
+    versions = [
+        f"{NAMES[p]} {v[PACKAGES[p]]} (torch {v['torch']})" for p, v in record["versions"].items() if p in NAMES
+    ]
     present = {(result["method"], result["peer"]) for result in rows}
     absent = [f"`{row.method}` of {NAMES[row.peer]}" for row in ROWS if (row.method, row.peer) not in present]
     rest = f" Not in this result: {', '.join(absent)}." if absent else ""
-    situations, torch = "; ".join(found["situations"]), found["versions"]["fedloom"]["torch"]
+    situations, torch = "; ".join(record["situations"]), record["versions"]["fedloom"]["torch"]
     return f"""# Agreement with other frameworks
 
-`{found["command"]}` runs one small federation through FedLoom and through the classes of other frameworks, each
+`{record["command"]}` runs one small federation through FedLoom and through the classes of other frameworks, each
 installed from PyPI into an environment of its own: five clients with 6 to 15 samples, five rounds, float64, the same
 first model, cohorts and mini-batches. The digits that agree are -log₁₀(max |Δ| / max |θ|), over the server's last model
 and over what clients keep. Four numbers are for four situations: {situations}.
@@ -92,8 +94,8 @@ weights by samples, are the same on both sides. The causes are departures from t
 that the papers leave open. No code of these frameworks is part of FedLoom. What they do was observed with the versions
 below; others may differ.
 
-{table(found)}
+{table(record)}
 
-Run on {found["date"]}: FedLoom (torch {torch}), {", ".join(versions)}. The command ends with an error if a
+Run on {record["date"]}: FedLoom (torch {torch}), {", ".join(versions)}. The command ends with an error if a
 difference is not explained in `benchmarks/peers/agreement/rows.py`, or an explained one does not occur.{rest}
 """

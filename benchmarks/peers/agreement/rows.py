@@ -18,8 +18,8 @@ class Row:
     Attributes:
         method: its name in FedLoom, and after a comma what is changed in it.
         peer: the other framework.
-        ours: FedLoom's settings of the method.
-        theirs: the other framework's.
+        settings: FedLoom's settings of the method.
+        peer_settings: the other framework's.
         cause: why the two disagree as they are; empty if they agree.
         change: the smallest change over there after which they agree, which the adapter makes.
         switch: FedLoom's settings that belong to it, or are enough.
@@ -28,8 +28,8 @@ class Row:
 
     method: str
     peer: str
-    ours: Mapping[str, Any] = field(default_factory=dict)
-    theirs: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    peer_settings: Mapping[str, Any] = field(default_factory=dict)
     cause: str = ""
     change: str = ""
     switch: Mapping[str, Any] = field(default_factory=dict)
