@@ -26,25 +26,26 @@ Cli = Callable[..., Any]
 
 @pytest.mark.parametrize("name", apps.included())
 def test_every_place_of_a_record_exists(name: str) -> None:
-    one = apps.included()[name]
-    places = [one.command, one.schema, one.load, one.after, *(listed.place for listed in one.choices.values())]
+    application = apps.included()[name]
+    choices = [choice.place for choice in application.choices.values()]
+    places = [application.command, application.schema, application.load, application.after, *choices]
     assert all(apps.at(place) is not None for place in places if place)
-    if one.module:
-        assert getattr(fl, name).__name__ == one.module
-    if one.schema:
-        assert apps.at(one.schema).command.split()[0] == name  # deploy has several, whose runs are federated ones
-    if one.schema and one.kind:
-        assert apps.at(one.schema).kind == one.kind
-        assert apps.of_kind(one.kind) is one or apps.of_kind(one.kind) == one
+    if application.module:
+        assert getattr(fl, name).__name__ == application.module
+    if application.schema:
+        assert apps.at(application.schema).command.split()[0] == name  # deploy has several, of federated runs
+    if application.schema and application.kind:
+        assert apps.at(application.schema).kind == application.kind
+        assert apps.of_kind(application.kind) == application
 
 
 def test_records_and_errors_wait_for_no_pytorch() -> None:
     words = [["help", "online"], ["deploy", "--help"], ["rnu"], ["run", "--nonsense"]]
     check = "assert not {'torch', 'numpy', 'rich'} & sys.modules.keys()"
     code = f"import sys; from fedloom.cli import main; assert [main(w) for w in {words}] == [0, 0, 2, 2]; {check}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert "did you mean 'run'?" in done.stderr
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert process.returncode == 0, process.stderr
+    assert "did you mean 'run'?" in process.stderr
 
 
 def test_no_garbage_is_looked_for_while_a_command_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,10 +69,10 @@ def test_a_package_whose_record_cannot_be_imported_is_named(monkeypatch: pytest.
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [broken])
     apps.installed.cache_clear()
     try:
-        said = cli("help").err
+        error = cli("help").err
     finally:
         apps.installed.cache_clear()
-    assert "hello:application, which the package hello-pkg adds to fedloom.applications, cannot be imported" in said
+    assert "hello:application, which the package hello-pkg adds to fedloom.applications, cannot be imported" in error
 
 
 MINE = """
@@ -137,11 +138,11 @@ def test_a_module_of_ones_own_is_imported(tmp_path: Path, monkeypatch: pytest.Mo
     assert not (page | unused) & dealt
     assert page <= end
     assert not unused & end
-    said = subprocess.run(
+    error = subprocess.run(
         [sys.executable, "-m", "fedloom", "run", "--import", "yours"], cwd=tmp_path, capture_output=True, text=True
     ).stderr
     assert (
-        said == "fedloom: --import yours: No module named 'yours'; name a module that can be imported, without .py.\n"
+        error == "fedloom: --import yours: No module named 'yours'; name a module that can be imported, without .py.\n"
     )
 
 

@@ -258,10 +258,10 @@ WRONG = {
 
 @pytest.mark.parametrize(("changes", "says"), WRONG.values(), ids=WRONG)
 def test_a_claim_file_is_data(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as error:
         _ = read_claim(write(tmp_path, **changes)).complete
-    assert says in str(told.value)
-    assert str(told.value).count("\n") == 0
+    assert says in str(error.value)
+    assert str(error.value).count("\n") == 0
 
 
 def test_figures_stand_once_by_run_and_case_and_what_claims_share_stands_above_them(tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_figures_stand_once_by_run_and_case_and_what_claims_share_stands_above_t
     shared = {"table": "table 1", "compare": "A", "claims": [to_target, twice, across]}
     file = read_claim(write(tmp_path, runs=runs, cases=cases, claims=[shared],
                             minutes={"A": 1, "B": 2, "C": 3, "D": 4, "A, Dirichlet .3": 9}))  # fmt: skip
-    assert [(one.says, one.ours, one.other, one.published) for one in file.claims] == [
+    assert [(claim.says, claim.ours, claim.other, claim.published) for claim in file.claims] == [
         ("{}, {} to 98.2 %", "A, IID", "B, IID", "100 : 300+"),
         ("{}, {} to 98.2 %", "C, IID", "A, IID", "100 : 100"),
         ("{}, {} to 50.0 %", "C, Dirichlet .3", "A, Dirichlet .3", "7 : 90+"),
@@ -297,9 +297,9 @@ def test_figures_stand_once_by_run_and_case_and_what_claims_share_stands_above_t
         ("{} or {}", "C, IID", "A, Dirichlet .3", "-"),
         ("{} or {}", "C, IID", "B, IID", "-"),
     ]
-    assert {one.table for one in file.claims} == {"table 1"}
-    assert [one.importance for one in file.claims[:3]] == [1, 1, 3]
-    assert [one.differs for one in file.claims[5:8]] == ["", "x", "x"]
+    assert {claim.table for claim in file.claims} == {"table 1"}
+    assert [claim.importance for claim in file.claims[:3]] == [1, 1, 3]
+    assert [claim.differs for claim in file.claims[5:8]] == ["", "x", "x"]
     assert [*file.runs] == ["A, IID", "B, IID", "C, IID", "D, IID", *(f"{run}, Dirichlet .3" for run in "ABCD")]
     assert (file.complete["B, IID"]["local.lr"], file.complete["B, Dirichlet .3"]["local.lr"]) == (0.2, 0.5)
     assert (file.minutes["A, IID"], file.minutes["A, Dirichlet .3"], file.minutes["B, Dirichlet .3"]) == (1, 9, 2)
@@ -328,12 +328,12 @@ def test_a_lambda_chosen_on_test_samples_is_never_called_reproduced(tmp_path: Pa
     assert curves[published] == curves[deployed]
     runs = {"fast": (0.9, 0.91, 0.92), "slow": (0.1, 0.1, 0.1)}
     results = {"runs": {
-        run: {str(s): RECORD | {"curves": {published: [value], deployed: [value]}} for s, value in enumerate(seen)}
-        for run, seen in runs.items()
+        run: {str(s): RECORD | {"curves": {published: [value], deployed: [value]}} for s, value in enumerate(values)}
+        for run, values in runs.items()
     }}  # fmt: skip
-    said = [(found.verdict, found.reason) for _, found in file.judged(results) if found]
-    assert [verdict for verdict, _ in said] == [Verdict.ON_TEST, Verdict.SCRIPTS, Verdict.OTHERWISE]
-    assert said[2][1] == "λ .5; holds here"
+    judgements = [(judgement.verdict, judgement.reason) for _, judgement in file.judged(results) if judgement]
+    assert [verdict for verdict, _ in judgements] == [Verdict.ON_TEST, Verdict.SCRIPTS, Verdict.OTHERWISE]
+    assert judgements[2][1] == "λ .5; holds here"
 
 
 def test_a_claim_that_is_a_pipe_or_large_is_not_read(tmp_path: Path, cli: Cli) -> None:
@@ -342,8 +342,8 @@ def test_a_claim_that_is_a_pipe_or_large_is_not_read(tmp_path: Path, cli: Cli) -
     (tmp_path / "large.yaml").write_text("a: 1\n" * 20_000)
     assert "more than 65,536 bytes" in cli("claim", "list", "--claims", "large.yaml").err
     write(tmp_path).write_text(yaml.dump(CLAIM).replace("slow: 50", f"slow: 0x{'f' * 5000}"))  # too long to be printed
-    code, _, told = cli("claim", "list", "--claims", "claims")
-    assert (code, "its content: ValueError: Exceeds the limit" in told) == (2, True)
+    code, _, err = cli("claim", "list", "--claims", "claims")
+    assert (code, "its content: ValueError: Exceeds the limit" in err) == (2, True)
     assert "there are no claims at 'recipes/claims'" in cli("claim").err
     assert "did you mean 'check'" in cli("claim", "chekc", "--claims", "large.yaml").err
 
@@ -374,8 +374,8 @@ def test_results_that_are_a_pipe_are_not_read_and_runs_may_take_no_time(claims: 
     os.mkfifo(claims / "results/steps.json")
     with pytest.raises(DataError, match="is a pipe"):
         read_claim(claims / "steps.yaml").results()
-    measured = {"steps": {"runs": {"fast": {"0": RECORD}, "slow": {"0": RECORD}}}}
-    assert open_work([read_claim(claims / "steps.yaml")], measured)[0].minutes == 0
+    results = {"steps": {"runs": {"fast": {"0": RECORD}, "slow": {"0": RECORD}}}}
+    assert open_work([read_claim(claims / "steps.yaml")], results)[0].minutes == 0
 
 
 def test_names_of_files_and_runs_are_safe_to_paste(tmp_path: Path, cli: Cli) -> None:
@@ -396,12 +396,12 @@ def test_a_run_that_was_cut_and_one_that_lacks_records_are_no_evidence(cli: Cli,
     train(cli, claims, "fast", 0, "runs/a")
     run = Path("runs/a")
     first, second = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    whole = json.loads((run / "summary.json").read_text())
+    complete = json.loads((run / "summary.json").read_text())
     lacking = {key: value for key, value in second.items() if key != "cohort"}
     for records, says in (([first], "has 1 of 2 rounds"), ([first, lacking], "KeyError: 'cohort'")):
         (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
         final = {key: value for key, value in records[-1].items() if key not in ("round", "seconds")}
-        summary = whole | {"rounds": len(records), "final": final, "checksums": checksums(run)}
+        summary = complete | {"rounds": len(records), "final": final, "checksums": checksums(run)}
         (run / "summary.json").write_text(json.dumps(summary))
         code, out, _ = cli("claim", "check", "runs", "--claims", "claims", "--replay", "0")
         assert (code, says in out) == (1, True)
@@ -433,9 +433,9 @@ def test_a_run_that_diverged_has_no_last_figure_and_costs_may_be_less_than_fedav
     record = json.loads(path.read_text())
     sent = {key: record[key] / 10 for key in ("comm/down_params", "comm/up_params")}
     path.write_text(json.dumps(record | sent | {"global/accuracy": None}) + "\n")
-    found = of_run(RunDirectory("runs/a"), ["global/accuracy"])
-    assert found["cost"] == 0.1
-    (diverged,) = found["curves"]["global/accuracy"]
+    result = of_run(RunDirectory("runs/a"), ["global/accuracy"])
+    assert result["cost"] == 0.1
+    (diverged,) = result["curves"]["global/accuracy"]
     run = RECORD | {"curves": {"global/accuracy": [0.5, None, diverged, None]}}
     assert (isnan(Figure()(run, {})), Figure("best")(run, {})) == (True, 0.5)
 
@@ -453,8 +453,10 @@ def test_a_seed_is_a_whole_number(cli: Cli, claims: Path, monkeypatch: pytest.Mo
 
 def seeds(**accuracies: list[float]) -> dict[str, Any]:
     """Results of runs, a seed for each accuracy."""
-    curves = {run: [RECORD | {"curves": {"global/accuracy": [one]}} for one in of] for run, of in accuracies.items()}
-    return {"runs": {run: {str(seed): one for seed, one in enumerate(of)} for run, of in curves.items()}}
+    return {"runs": {
+        run: {str(seed): RECORD | {"curves": {"global/accuracy": [value]}} for seed, value in enumerate(values)}
+        for run, values in accuracies.items()
+    }}  # fmt: skip
 
 
 def test_seeds_added_for_want_of_a_verdict_are_a_further_look(cli: Cli, tmp_path: Path) -> None:
@@ -506,9 +508,9 @@ def test_results_are_stored_though_nobody_reads_what_is_printed(cli: Cli, claims
     os.close(reading)
     program = [sys.executable, "-c", "import sys; from fedloom.cli import main; sys.exit(main())"]
     words = ["claim", "check", "runs/a", "--claims", "claims", "--replay", "0", "--store"]
-    done = subprocess.run([*program, *words], stdout=writing, stderr=subprocess.PIPE, check=False)
+    process = subprocess.run([*program, *words], stdout=writing, stderr=subprocess.PIPE, check=False)
     os.close(writing)
-    assert (done.returncode, done.stderr) == (0, b"")
+    assert (process.returncode, process.stderr) == (0, b"")
     assert (claims / "results/steps.json").is_file()
 
 

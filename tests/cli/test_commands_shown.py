@@ -23,7 +23,7 @@ ELSEWHERE = re.compile("is missing|are missing|no file|no folder|is not installe
 COMMANDS = "run|online|distill|synthesize|search|list|data|partition|devices"
 
 
-def shown() -> Iterator[str]:
+def command_lines() -> Iterator[str]:
     """Command lines without comments, joined where they continue on the next line."""
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     blocks = [block for page in pages for block in re.findall(r"^```\w*\n(.*?)^```", page.read_text(), re.M | re.S)]
@@ -37,8 +37,9 @@ def shown() -> Iterator[str]:
 def runnable(line: str) -> list[str]:
     """The words of a command line without run directories, which are examples; the result may be empty."""
     words = shlex.split(line)[1:]
-    kept = [word for word in words if not re.search("runs/|DIR", word)]
-    return [] if any(word.startswith("data=generated") for word in words) else kept
+    if any(word.startswith("data=generated") for word in words):
+        return []
+    return [word for word in words if not re.search("runs/|DIR", word)]
 
 
 def blocks() -> Iterator[tuple[str, str]]:
@@ -49,16 +50,16 @@ def blocks() -> Iterator[tuple[str, str]]:
                 yield f"{page.relative_to(ROOT)}: {block.splitlines()[0]}", re.sub(r"<[\w-]+>", "WORD", block)
 
 
-LINES = sorted({line for line in shown() if runnable(line)})
+LINES = sorted({line for line in command_lines() if runnable(line)})
 
 
 def once() -> Iterator[Any]:
     """All lines, the longest first; exhaustive are those that only repeat words of longer ones, up to numbers."""
-    seen: set[str] = set()
+    words_before: set[str] = set()
     for line in sorted(LINES, key=lambda line: -len(line)):
         words = {re.sub(r"\d[\d.]*", "0", word) for word in shlex.split(line)}
-        yield pytest.param(line, marks=[] if words - seen else exhaustive)
-        seen |= words
+        yield pytest.param(line, marks=[] if words - words_before else exhaustive)
+        words_before |= words
 
 
 def test_there_are_many_commands():

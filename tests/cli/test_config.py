@@ -30,8 +30,8 @@ def write(path: Path, text: str) -> Path:
 
 def test_the_order_of_overrides_does_not_matter():
     words = ["method.alpha=.1", "method.mixing.x=1", "method=feddyn", "method.mixing=by_samples", "partition.classes=2"]
-    one = ["method.alpha=.1", "method=feddyn", "method.server.lr=2", "method.server=sgd"]
-    assert resolve(one).values == resolve(one[::-1]).values
+    overrides = ["method.alpha=.1", "method=feddyn", "method.server.lr=2", "method.server=sgd"]
+    assert resolve(overrides).values == resolve(overrides[::-1]).values
     with pytest.raises(ConfigError, match="mixing 'by_samples' has no setting 'x'"):
         resolve(words)
 
@@ -68,18 +68,18 @@ def test_a_method_is_named_after_what_was_replaced(words: list[str], name: str):
 
 def test_a_replaced_part_gets_its_settings():
     words = ["method=fedavg", "method.server.beta2=.9", "method.server=yogi", "method.server.lr=.5"]
-    made = build_method(resolve(words))
-    assert (label(made.server), made.server.beta2, made.server.lr) == ("yogi", 0.9, 0.5)  # pyright: ignore
+    method = build_method(resolve(words))
+    assert (label(method.server), method.server.beta2, method.server.lr) == ("yogi", 0.9, 0.5)  # pyright: ignore
 
 
 def test_settings_of_a_presets_own_part_start_at_the_presets_values():
     config = resolve(["method=fedavgm", "method.server.lr=0.5"])
     assert config["method.server"] == {"name": "sgd", "lr": 0.5, "momentum": 0.9, "nesterov": False}
-    made = build_method(resolve(["method=fedprox", "method.mu=2"]))
-    assert made.objective[1].mu == 2  # pyright: ignore
-    made = build_method(resolve(["method=fedprox", "method.objective.proximal.mu=3"]))
-    assert [label(term) for term in made.objective] == ["cross_entropy", "proximal"]
-    assert made.objective[1].mu == 3  # pyright: ignore
+    method = build_method(resolve(["method=fedprox", "method.mu=2"]))
+    assert method.objective[1].mu == 2  # pyright: ignore
+    method = build_method(resolve(["method=fedprox", "method.objective.proximal.mu=3"]))
+    assert [label(term) for term in method.objective] == ["cross_entropy", "proximal"]
+    assert method.objective[1].mu == 3  # pyright: ignore
 
 
 @pytest.mark.parametrize("entry", methods, ids=lambda entry: entry.name)
@@ -105,17 +105,18 @@ def test_what_is_built_is_what_was_asked_for():
         "evaluation.what=[global,average] engine=processes engine.workers=2 validation=0.1"
     )
     words = line.split()
-    made = build(resolve(words))
-    assert (len(made.federation), made.cohort, made.rounds, made.local.epochs, made.local.lr) == (7, 3, 4, 2, 0.5)
-    assert made.evaluation.what == ("global", "average")
-    assert (made.engine, dict(made.engine_settings), made.seed) == (
+    experiment = build(resolve(words))
+    assert (len(experiment.federation), experiment.cohort, experiment.rounds) == (7, 3, 4)
+    assert (experiment.local.epochs, experiment.local.lr) == (2, 0.5)
+    assert experiment.evaluation.what == ("global", "average")
+    assert (experiment.engine, dict(experiment.engine_settings), experiment.seed) == (
         "processes",
         {"workers": 2, "start": "auto", "devices": ()},
         5,
     )
-    assert made.model().head.in_features == 4  # pyright: ignore
-    assert made.federation.validation.index.sizes.sum() > 0
-    assert made.config["local"]["lr"] == 0.5
+    assert experiment.model().head.in_features == 4  # pyright: ignore
+    assert experiment.federation.validation.index.sizes.sum() > 0
+    assert experiment.config["local"]["lr"] == 0.5
 
 
 def test_defaults_go_with_the_choice():
@@ -128,8 +129,8 @@ def test_defaults_go_with_the_choice():
 
 def test_clients_that_are_named_are_the_clients(tmp_path: Path):
     words = ["data=table:visits.csv", "data.client=clinic"]
-    named = resolve(words)
-    assert (named["partition.name"], named["clients"]) == ("natural", None)
+    config = resolve(words)
+    assert (config["partition.name"], config["clients"]) == ("natural", None)
     assert resolve([*words, "partition=iid"])["clients"] == 20
     for method in ("fedevg", "fedcvae"):  # which has its own number of clients
         assert resolve([*words, f"method={method}"])["clients"] is None
@@ -148,8 +149,8 @@ def test_clients_in_a_file_of_arrays_are_the_clients(tmp_path: Path, monkeypatch
     (tmp_path / "own").mkdir()
     np.save("own/client_train.npy", np.arange(4))
     for path in ("own.npz", "own", str(tmp_path / "own.npz")):
-        named = resolve([f"data=npz:{path}"])
-        assert (named["partition.name"], named["clients"]) == ("natural", None)
+        config = resolve([f"data=npz:{path}"])
+        assert (config["partition.name"], config["clients"]) == ("natural", None)
     assert resolve(["data=npz", "data.path=own.npz", "partition=iid", "clients=3"])["partition.name"] == "iid"
     for word in ("data=npz:dealt.npz", "data=npz:nix.npz", "data=folder:own"):
         assert resolve([word])["partition.name"] == "dirichlet"
@@ -169,23 +170,23 @@ WRITTEN = {
 """Values as they are written, and what they are; None if they cannot be read, but for null."""
 
 
-@pytest.mark.parametrize(("written", "value"), WRITTEN.items())
-def test_values_as_they_are_written(written: str, value: Any) -> None:
-    if value is None and written != "NULL":
+@pytest.mark.parametrize(("text", "value"), WRITTEN.items())
+def test_values_as_they_are_written(text: str, value: Any) -> None:
+    if value is None and text != "NULL":
         with pytest.raises(ConfigError, match="cannot be read"):
-            parse(f"a={written}")
+            parse(f"a={text}")
     else:
-        assert parse(f"a={written}") == ParsedOverride(("a",), (value,))
-        assert type(parse(f"a={written}").values[0]) is type(value)
+        assert parse(f"a={text}") == ParsedOverride(("a",), (value,))
+        assert type(parse(f"a={text}").values[0]) is type(value)
 
 
 def test_sweeps_as_they_are_written() -> None:
-    for written, values in (
+    for text, values in (
         ("a, b", ("a", "b")), ("1,[2,3],{c: 4}", (1, [2, 3], {"c": 4})), ("choice(a,'b,c')", ("a", "b,c")),
         ("range(3)", (0, 1, 2)), ("range(3,0,-1)", (3, 2, 1)), ("range(0,.3,.1)", (0.0, 0.1, 0.2)),
         ("range(1, stop=3)", (1, 2)), ("glob([x*,y],exclude=xy)", ("x", "y")),
     ):  # fmt: skip
-        assert parse(f"a={written}", {"a": ["x", "xy", "y", "z"]}) == ParsedOverride(("a",), values, is_sweep=True)
+        assert parse(f"a={text}", {"a": ["x", "xy", "y", "z"]}) == ParsedOverride(("a",), values, is_sweep=True)
 
 
 def test_references():
@@ -217,10 +218,10 @@ def test_recipes(tmp_path: Path):
     ],
 )
 def test_bad_recipes(text: str, sentence: str, tmp_path: Path):
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as error:
         resolve([], write(tmp_path / "a.yaml", text))
-    assert sentence in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert sentence in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_sweeps():
@@ -245,7 +246,7 @@ def test_paths_are_literal():
 
 
 @pytest.mark.parametrize(
-    ("value", "annotation", "made"),
+    ("value", "annotation", "expected"),
     [
         (3.0, int, 3),
         (3, float, 3.0),
@@ -257,10 +258,10 @@ def test_paths_are_literal():
         ({"a": 1}, dict[str, float], {"a": 1.0}),
     ],
 )
-def test_conversion(value, annotation, made):
-    found = convert("key", value, annotation)
-    assert found == made
-    assert type(found) is type(made)
+def test_conversion(value, annotation, expected):
+    result = convert("key", value, annotation)
+    assert result == expected
+    assert type(result) is type(expected)
 
 
 @pytest.mark.parametrize(
@@ -297,9 +298,10 @@ def test_a_new_condition_is_a_key_by_itself():
     config = schema.resolve(["engine=processes", "engine.workers=2", "weather.wind=3", "hours=7"])
     engine = {"name": "processes", "workers": 2, "start": "auto", "devices": []}
     assert config.values == {"weather": {"wind": 3.0}, "hours": 7, "engine": engine}
-    made = Conditions(federation=None, **arguments(Conditions, sections, config.values))
-    assert (made.weather, made.hours) == (Weather(3.0), 7)
-    assert (made.engine, made.engine_settings) == ("processes", {"workers": 2, "start": "auto", "devices": ()})
+    conditions = Conditions(federation=None, **arguments(Conditions, sections, config.values))
+    assert (conditions.weather, conditions.hours) == (Weather(3.0), 7)
+    assert conditions.engine == "processes"
+    assert conditions.engine_settings == {"workers": 2, "start": "auto", "devices": ()}
 
 
 FIRST = ["method=fedavg", "clients=20"]
@@ -338,9 +340,9 @@ def test_epochs_are_not_given_in_vain(tmp_path: Path) -> None:
 
 
 def test_a_complete_recipe_has_both_and_a_participation_does_not_vanish_in_it(tmp_path: Path):
-    made = resolve([*FIRST, "cohort=3"])
-    recipe = write(tmp_path / "recipe.yaml", to_yaml(made))
-    assert resolve([], recipe).values == made.values
+    config = resolve([*FIRST, "cohort=3"])
+    recipe = write(tmp_path / "recipe.yaml", to_yaml(config))
+    assert resolve([], recipe).values == config.values
     assert resolve(["cohort=4"], recipe)["cohort"] == 4
     with pytest.raises(ConfigError, match=r"participation=0\.2 and cohort=3 .*; leave one out, or add cohort=null\."):
         resolve(["participation=.2"], recipe)

@@ -90,8 +90,8 @@ def test_which_is_used():
 def test_a_notebook_has_a_bar_without_widgets(monkeypatch: pytest.MonkeyPatch) -> None:
     pages: list[str] = []
 
-    def display(shown: Any, **_: Any) -> Any:
-        pages.append(shown._repr_html_())
+    def display(page: Any, **_: Any) -> Any:
+        pages.append(page._repr_html_())
         return SimpleNamespace(update=display)
 
     monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
@@ -136,7 +136,7 @@ def test_results_on_validation_samples_alone_are_shown() -> None:
     assert first.split()[:3] == ["feddyn", "75.0", "%"]
 
 
-def shown(record: dict[str, Any], first: str = "global/accuracy") -> str:
+def line_of(record: dict[str, Any], first: str = "global/accuracy") -> str:
     file = io.StringIO()
     lines = LineProgress(make_console(file))
     lines.on_start(RunInfo("m", 1, headline=first))
@@ -152,7 +152,7 @@ LEVELS = {
 
 def test_every_level_has_its_number_in_a_line_and_a_bar():
     levels = "accuracy 90.0 %  simple 80.0 %  clients 70.0 %  clients width 0.5 60.0 %  average simple 50.0 %"
-    assert shown(LEVELS) == f"m  round 1/1  {levels}  0.5 s"
+    assert line_of(LEVELS) == f"m  round 1/1  {levels}  0.5 s"
     console, file = terminal()
     with BarProgress(console) as bars:
         bars.on_start(RunInfo("m", 2))
@@ -163,9 +163,8 @@ def test_every_level_has_its_number_in_a_line_and_a_bar():
 
 def test_what_clients_deploy_comes_first_where_the_method_leaves_models_to_them():
     record = {"global/accuracy": 0.4, "clients/accuracy/mean": 0.8, "train/loss": 1.0}
-    assert (
-        shown(record, "clients/accuracy/mean") == "m  round 1/1  clients 80.0 %  server model 40.0 %  loss 1.000  0.5 s"
-    )
+    line = "m  round 1/1  clients 80.0 %  server model 40.0 %  loss 1.000  0.5 s"
+    assert line_of(record, "clients/accuracy/mean") == line
     console, file = terminal()
     bars = BarProgress(console)
     with bars:
@@ -178,9 +177,9 @@ def test_what_clients_deploy_comes_first_where_the_method_leaves_models_to_them(
 def test_a_table_is_ordered_by_what_all_its_runs_can_be_compared_by():
     final = {"global/accuracy": 0.4, "clients/accuracy/mean": 0.8, "clients/accuracy/worst10": 0.2}
     plain = {"method": "fedavg", "rounds": 1, "final": final, "headline": "global/accuracy"}
-    own = {"method": "ditto", "rounds": 1, "final": final, "headline": "clients/accuracy/mean"}
+    personal = {"method": "ditto", "rounds": 1, "final": final, "headline": "clients/accuracy/mean"}
     heads = []
-    for rows in ([("a", plain)], [("a", plain), ("b", own)], [("a", {**plain, "final": LEVELS})]):
+    for rows in ([("a", plain)], [("a", plain), ("b", personal)], [("a", {**plain, "final": LEVELS})]):
         file = io.StringIO()
         make_console(file).print(results(rows))
         heads.append(re.split(r"  +", file.getvalue().splitlines()[0].strip()))
@@ -192,20 +191,20 @@ def test_a_table_is_ordered_by_what_all_its_runs_can_be_compared_by():
 def test_the_number_to_read_follows_the_method():
     """Clients' accuracy where a part of the model is private or fitted to a client; it is measured by default."""
     for name in methods.names():
-        made = methods[name].make()
-        kept = (
-            isinstance(made.personal, Merged | Paired | PrivateNorm | BiasMemory | Inherited | OwnNetwork)
-            or made.personal.is_private("body.weight", nn.Identity())
-            or made.personal.is_private("head.weight", nn.Identity())
-            or not made.topology.is_identity
+        method = methods[name].make()
+        is_private = (
+            isinstance(method.personal, Merged | Paired | PrivateNorm | BiasMemory | Inherited | OwnNetwork)
+            or method.personal.is_private("body.weight", nn.Identity())
+            or method.personal.is_private("head.weight", nn.Identity())
+            or not method.topology.is_identity
         )
-        own = (kept and made.keeps_private) or not made.adaptation.is_identity
-        assert headline(made, Evaluation()) == ("clients/accuracy/mean" if own else "global/accuracy"), name
-        assert headline(made, Evaluation()).partition("/")[0] in Evaluation().what, name
+        is_personal = (is_private and method.keeps_private) or not method.adaptation.is_identity
+        assert headline(method, Evaluation()) == ("clients/accuracy/mean" if is_personal else "global/accuracy"), name
+        assert headline(method, Evaluation()).partition("/")[0] in Evaluation().what, name
         if name in ("fedavg", "fedhen", "heterofl", "aaggff_d"):
-            assert headline(made, Evaluation()) == "global/accuracy", name
+            assert headline(method, Evaluation()) == "global/accuracy", name
         if name in ("ditto", "superfed_mm", "fedper", "lg_fedavg", "fedrep", "fedbn", "p_avg_proto", "per_fedavg"):
-            assert headline(made, Evaluation()) == "clients/accuracy/mean", name
+            assert headline(method, Evaluation()) == "clients/accuracy/mean", name
 
 
 def test_a_full_gpu_is_a_sentence_and_other_faults_are_not_hidden(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +242,7 @@ def test_a_name_that_is_no_text_is_escaped_in_the_log_and_the_report(cli: Cli) -
 
 def test_what_privacy_costs_is_in_lines_bars_and_tables():
     record = {"global/accuracy": 0.9, "privacy/epsilon": 2.934, "privacy/example_epsilon": "infinite"}
-    assert shown(record) == "m  round 1/1  accuracy 90.0 %  ε 2.934  ε of a sample infinite  0.5 s"
+    assert line_of(record) == "m  round 1/1  accuracy 90.0 %  ε 2.934  ε of a sample infinite  0.5 s"
     console, file = terminal()
     with BarProgress(console) as bars:
         bars.on_start(RunInfo("m", 1))

@@ -70,22 +70,22 @@ def test_a_plan_that_was_cut_short_loses_no_runs(left: float, cli: Cli, tmp_path
 
 def test_a_report_follows_no_links(cli: Cli, tmp_path: Path) -> None:
     assert cli("run", "-q", "method=fedavg", "rounds=1", "out=there", *SMALL).code == 0
-    mine = tmp_path / "mine"
-    mine.mkdir()
-    (mine / "precious").write_text("precious")
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "precious").write_text("precious")
     for name in ("report.html", ".report.html.part", "tables.tex", ".tables.tex.part"):
         (tmp_path / "there" / name).unlink(missing_ok=True)
-        (tmp_path / "there" / name).symlink_to(mine / "precious")
+        (tmp_path / "there" / name).symlink_to(folder / "precious")
     assert cli("report", "there").code == 0
-    assert (mine / "precious").read_text() == "precious"
+    assert (folder / "precious").read_text() == "precious"
     (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "tables").symlink_to(mine)
-    (mine / "precious.csv").touch()
+    (tmp_path / "other" / "tables").symlink_to(folder)
+    (folder / "precious.csv").touch()
     (tmp_path / "other" / "report.html").write_text('id="table-precious"')  # a table of runs that are no longer on it
     code, _, err = cli("report", "there", "--out", "other")
     assert code == 2
     assert "other/tables is a symbolic link, through which a report would write; remove it." in err
-    assert sorted(path.name for path in mine.iterdir()) == ["precious", "precious.csv"]
+    assert sorted(path.name for path in folder.iterdir()) == ["precious", "precious.csv"]
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoint/round-000001/manifest.json"])
@@ -130,9 +130,9 @@ def test_yaml_is_read_without_surprises(tmp_path: Path, monkeypatch: pytest.Monk
     path = tmp_path / "some.yaml"
     path.write_text("a: 1e-3\nb: 2001-01-01\nc: [.5, 0x10, 'x', ~]\nd: ${a}\n")
     assert yaml.load(path) == {"a": 0.001, "b": "2001-01-01", "c": [0.5, 16, "x", None], "d": "${a}"}
-    for text, found in (("", {}), ("# nothing", {}), ("abc", {"abc": None})):
+    for text, content in (("", {}), ("# nothing", {}), ("abc", {"abc": None})):
         path.write_text(text)
-        assert yaml.load(path) == found
+        assert yaml.load(path) == content
     monkeypatch.setattr(yaml, "NODES", 20)
     path.write_text("a: [1, 2, 3, 4]\nb: &b [1]\nc: *b\n")  # an alias counts what it stands for: 14 in all
     assert yaml.load(path)["c"] == [1]
@@ -185,9 +185,9 @@ def test_references_are_replaced_or_refused() -> None:
 
 def test_what_a_file_names_twice_can_be_changed_alone(tmp_path: Path) -> None:
     (tmp_path / "some.yaml").write_text("a: &x {b: [1]}\nc: *x")
-    found = yaml.load(tmp_path / "some.yaml")
-    found["a"]["b"].append(2)
-    assert found["c"] == {"b": [1]}
+    content = yaml.load(tmp_path / "some.yaml")
+    content["a"]["b"].append(2)
+    assert content["c"] == {"b": [1]}
 
 
 @pytest.mark.parametrize("text", BURNING)
@@ -238,9 +238,9 @@ def test_the_revision_is_that_of_a_repository_that_tracks_the_file(tmp_path: Pat
     git("init")
     git("add", "mine.py")
     git("commit", "-m", "mine")
-    found = runtime.revision(tmp_path / "mine.py")
-    assert found is not None
-    assert len(found) == 40
+    revision = runtime.revision(tmp_path / "mine.py")
+    assert revision is not None
+    assert len(revision) == 40
     assert runtime.revision(tmp_path / "installed.py") is None
 
 

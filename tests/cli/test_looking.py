@@ -19,12 +19,12 @@ from fedloom.cli.catalogue import KINDS, SCHEMAS
 from fedloom.config.sections import Record
 from fedloom.core.slots import SLOTS
 
-ENTRIES = [(name, key) for found in KINDS.values() for key, choice in found for name in choice.registry.names()]
+ENTRIES = [(name, key) for choices in KINDS.values() for key, choice in choices for name in choice.registry.names()]
 
 
 def test_the_package_is_the_command() -> None:
-    said = subprocess.run([sys.executable, "-m", "fedloom", "--version"], capture_output=True, text=True, check=True)
-    assert said.stdout.startswith("fedloom ")
+    process = subprocess.run([sys.executable, "-m", "fedloom", "--version"], capture_output=True, text=True, check=True)
+    assert process.stdout.startswith("fedloom ")
 
 
 @pytest.mark.parametrize("line", ["", "--help", "run -h", "list -h", "partition --help", "report -h"])
@@ -49,11 +49,11 @@ def test_a_terminal_shows_at_once_what_it_waits_for(monkeypatch: pytest.MonkeyPa
         def isatty(self) -> bool:
             return True
 
-    for words, shown in (("list nonsense", "loading PyTorch ..."), ("completion nonsense", "")):
+    for words, notice in (("list nonsense", "loading PyTorch ..."), ("completion nonsense", "")):
         monkeypatch.setattr(sys, "stderr", Terminal())
         assert main(words.split()) == 2
         first, _, rest = sys.stderr.getvalue().rpartition("\r")  # type: ignore[attr-defined]
-        assert first == (f"{shown}\r{' ' * len(shown)}" if shown else "")
+        assert first == (f"{notice}\r{' ' * len(notice)}" if notice else "")
         assert rest.startswith("fedloom: ")
 
 
@@ -122,8 +122,10 @@ def test_partition_draws_and_prints(cli: Cli, tmp_path: Path):
 
 def test_devices_show_a_run_on_the_clock(cli: Cli, tmp_path: Path):
     words = ("devices", "clients=12", "cohort=6", "rounds=10", "--json")
-    told = [json.loads(cli(*words, "devices=lognormal", f"schedule={name}").out) for name in ("rounds", "over_select")]
-    (waits, hurries), work = (one["timeline"] for one in told), told[0]["devices"]["seconds"]
+    rounds, over_select = (
+        json.loads(cli(*words, "devices=lognormal", f"schedule={name}").out) for name in ("rounds", "over_select")
+    )
+    waits, hurries, work = rounds["timeline"], over_select["timeline"], rounds["devices"]["seconds"]
     assert hurries["clock"] < waits["clock"] < 10 * work["slowest"]
     assert waits["wasted"] == 0 < hurries["wasted"]
     assert waits["utilisation"] < hurries["utilisation"] <= 1

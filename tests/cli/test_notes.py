@@ -26,7 +26,7 @@ NATURAL = "note: mine has 4 natural clients; partition=natural uses them."
 
 
 @pytest.fixture
-def mine(tmp_path: Path) -> str:
+def data(tmp_path: Path) -> str:
     """A file with four natural clients that are not the default, for its source has groups of its own."""
     rng = np.random.default_rng(0)
     y = rng.integers(0, 2, 80)
@@ -36,22 +36,22 @@ def mine(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def begun_in_python(tmp_path: Path) -> Path:
+def run_from_python(tmp_path: Path) -> Path:
     federation = fl.data.federate("digits", "iid", clients=2)
     fl.run("fedavg", federation, "logistic", rounds=1, out=tmp_path / "py")
     return tmp_path / "py"
 
 
 def test_a_comparison_that_was_not_asked_for_is_named(cli: Cli) -> None:
-    said = "no method= given: comparing fedavg and feddyn."
-    assert said in cli("run", "clients=3", "--dry-run").err
-    assert said not in cli("run", "--dry-run").err
-    assert said not in cli("run", "method=fedavg", "clients=3", "--dry-run").err
+    note = "no method= given: comparing fedavg and feddyn."
+    assert note in cli("run", "clients=3", "--dry-run").err
+    assert note not in cli("run", "--dry-run").err
+    assert note not in cli("run", "method=fedavg", "clients=3", "--dry-run").err
 
 
-def test_natural_clients_that_are_not_used_are_named(cli: Cli, mine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_natural_clients_that_are_not_used_are_named(cli: Cli, data: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrays, "names_clients", lambda path: False)  # as for data sets with a name
-    words = ("run", "method=fedavg", mine, *SMALL)
+    words = ("run", "method=fedavg", data, *SMALL)
     assert NATURAL in cli(*words, "--dry-run").err
     assert NATURAL in cli(*words).out
     for partition in ("natural", "iid"):
@@ -75,9 +75,9 @@ def test_notes_of_a_quiet_run_are_tidy_on_standard_error(cli: Cli, tmp_path: Pat
 
 def test_a_note_of_some_runs_of_a_sweep_names_them(cli: Cli) -> None:
     words = ("run", "-m", "method=fedavg", *SMALL, "local.lr=.1,1e30,1e32")
-    told = [line for line in cli(*words).out.splitlines() if line.startswith("note: ")]
-    assert any("left out" in line for line in told)
-    assert all(line.startswith("note: fedavg, local.lr=1e+30; fedavg, local.lr=1e+32: ") for line in told)
+    lines = [line for line in cli(*words).out.splitlines() if line.startswith("note: ")]
+    assert any("left out" in line for line in lines)
+    assert all(line.startswith("note: fedavg, local.lr=1e+30; fedavg, local.lr=1e+32: ") for line in lines)
     rows: list[tuple[str, dict[str, list[str]]]] = [("a", {"warnings": ["x.", "y."]}), ("b", {"warnings": ["x."]})]
     assert [*notes(rows, "warnings")] == ["x.", "a: y."]
     assert [*notes([(str(n), {"warnings": ["z."] if n else []}) for n in range(6)], "warnings")] == [
@@ -87,12 +87,12 @@ def test_a_note_of_some_runs_of_a_sweep_names_them(cli: Cli) -> None:
 
 def test_how_a_run_was_computed_is_told_to_who_asks(cli: Cli, tmp_path: Path) -> None:
     words = ("run", "method=fedavg", "compute=batched", "rounds=1", "clients=3", "model=mlp", "model.norm=batch")
-    quiet, told = (cli(*words, *more).out for more in ((), ("-v", "out=run")))
-    said = "stepped clients one by one: the model keeps a buffer"
-    assert said not in quiet
-    assert f"note: compute=batched {said}" in told
-    assert said in RunDirectory(tmp_path / "run").summary()["notes"][0]
-    assert said in (tmp_path / "run" / "report.html").read_text()
+    quiet, verbose = (cli(*words, *more).out for more in ((), ("-v", "out=run")))
+    note = "stepped clients one by one: the model keeps a buffer"
+    assert note not in quiet
+    assert f"note: compute=batched {note}" in verbose
+    assert note in RunDirectory(tmp_path / "run").summary()["notes"][0]
+    assert note in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_a_warning_in_a_sweep_names_the_run_that_raised_it(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,10 +105,10 @@ def test_a_warning_in_a_sweep_names_the_run_that_raised_it(cli: Cli, monkeypatch
     monkeypatch.setattr(train, "command", replace(train.command, run=run))
     with warnings.catch_warnings():
         warnings.simplefilter("default")
-        two, one = (cli("run", "-m", f"method={names}", *SMALL).out for names in ("fedavg,feddyn", "fedavg"))
-    assert "note: fedavg: the disk is slow." in two
-    assert "note: feddyn: the disk is slow." in two
-    assert "note: the disk is slow." in one
+        sweep, single = (cli("run", "-m", f"method={names}", *SMALL).out for names in ("fedavg,feddyn", "fedavg"))
+    assert "note: fedavg: the disk is slow." in sweep
+    assert "note: feddyn: the disk is slow." in sweep
+    assert "note: the disk is slow." in single
 
 
 def test_runs_that_differ_in_the_seed_are_summed_up_below_the_table(cli: Cli, tmp_path: Path) -> None:
@@ -132,8 +132,8 @@ def test_below_the_table_the_server_model_has_the_name_of_its_column(cli: Cli) -
 
 
 def test_metrics_that_were_asked_for_are_columns_up_to_four(cli: Cli) -> None:
-    asked = "evaluation.metrics=[accuracy,auroc,f1,ece,mce,balanced_accuracy]"
-    code, out, _ = cli("run", "method=fedavg", "partition=iid", *SMALL, asked, "-q")
+    setting = "evaluation.metrics=[accuracy,auroc,f1,ece,mce,balanced_accuracy]"
+    code, out, _ = cli("run", "method=fedavg", "partition=iid", *SMALL, setting, "-q")
     assert code == 0
     head = next(line for line in out.splitlines() if line.startswith("method"))
     assert head.split()[:2] == ["method", "accuracy"]
@@ -145,9 +145,9 @@ def test_metrics_that_were_asked_for_are_columns_up_to_four(cli: Cli) -> None:
 def test_metrics_of_clients_alone_and_top_k_have_columns() -> None:
     final = {"clients/accuracy/mean": 0.5, "clients/auroc/mean": 0.7, "clients/auroc/worst10": 0.1, "global/top5": 0.9}
     table = results([("fedavg", {"final": final, "headline": "clients/accuracy/mean"})])
-    shown = {str(column.header): [*column.cells] for column in table.columns}
-    assert shown["clients auroc"] == ["0.700"]
-    assert shown["top5"] == ["90.0 %"]
+    cells = {str(column.header): [*column.cells] for column in table.columns}
+    assert cells["clients auroc"] == ["0.700"]
+    assert cells["top5"] == ["90.0 %"]
     assert "auroc" in names()
 
 
@@ -155,17 +155,17 @@ def test_a_target_is_written_like_its_metric() -> None:
     final, headed = {"global/top5": 0.9, "global/balanced_accuracy": 0.6}, "global/balanced_accuracy"
     target = {"metric": "global/top5", "value": 0.8, "round": 3}
     table = results([("fedavg", {"final": final, "headline": headed, "target": target})])
-    shown = {str(column.header): [*column.cells] for column in table.columns}
-    assert shown["to 80 %"] == ["3 rounds"]
-    assert shown["global balanced_accuracy"] == ["0.600"]
+    cells = {str(column.header): [*column.cells] for column in table.columns}
+    assert cells["to 80 %"] == ["3 rounds"]
+    assert cells["global balanced_accuracy"] == ["0.600"]
     assert (form_of("global/top5"), form_of(headed)) == ("percent", "number")
 
 
-def test_a_run_begun_in_python_is_neither_repeated_nor_used_at_a_shell(cli: Cli, begun_in_python: Path) -> None:
-    code, out, err = cli("run", str(begun_in_python / "config.yaml"), "--dry-run")
+def test_a_run_begun_in_python_is_neither_repeated_nor_used_at_a_shell(cli: Cli, run_from_python: Path) -> None:
+    code, out, err = cli("run", str(run_from_python / "config.yaml"), "--dry-run")
     assert (code, out) == (2, "")
     assert "names no method: this run was started from Python; repeat it from Python." in err
     np.save("x.npy", np.zeros((1, 1, 8, 8), dtype=np.float32))
     for words in (("predict", "x.npy"), ("export",), ("target", "data=x.npy")):
-        code, _, err = cli(words[0], f"run={begun_in_python}", *words[1:])
+        code, _, err = cli(words[0], f"run={run_from_python}", *words[1:])
         assert (code, "was started from Python, which does not record its data and model" in err) == (2, True)

@@ -25,9 +25,9 @@ class Shell:
 
     def __call__(self, *words: str) -> str:
         command = [self.home / "env" / "bin" / "python", "-m", "fedloom", *words]
-        done = subprocess.run(command, cwd=self.home, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
-        return done.stdout + done.stderr
+        process = subprocess.run(command, cwd=self.home, capture_output=True, text=True, timeout=300)
+        assert process.returncode == 0, process.stderr
+        return process.stdout + process.stderr
 
 
 @pytest.fixture(scope="module")
@@ -37,13 +37,13 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
     home = tmp_path_factory.mktemp("stranger")
     shutil.copytree(PACKAGE, home / "source")
     build = "import setuptools.build_meta as b; print(b.build_wheel('.'))"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", build], cwd=home / "source", check=True, capture_output=True, text=True
     )
     venv.create(home / "env")
     (site,) = (home / "env").glob("lib/*/site-packages")
     (site / "other.pth").write_text("\n".join(path for path in sys.path if path))
-    with zipfile.ZipFile(home / "source" / done.stdout.split()[-1]) as wheel:
+    with zipfile.ZipFile(home / "source" / process.stdout.split()[-1]) as wheel:
         wheel.extractall(site)  # which is all that an installer does with one
     return Shell(home)
 

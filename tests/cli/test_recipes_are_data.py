@@ -25,7 +25,9 @@ from fedloom.base import yaml
 from fedloom.config.sections import Choice, Record, Section, Value
 from fedloom.experiment.rundir import PROVENANCE, checksums
 
-SCHEMAS = {schema.command: schema for one in applications().values() if one.schema for schema in [at(one.schema)]}
+SCHEMAS = {
+    schema.command: schema for record in applications().values() if record.schema for schema in [at(record.schema)]
+}
 SMALL = ("--dry-run", "-q")
 MARK = "fedloom_stranger"
 OPENS = {"data": "a file or folder of data", "data.path": "the same", "data.root": "the folder of a published data set"}
@@ -68,26 +70,26 @@ def settings(key: str, section: Section) -> Iterator[tuple[str, ...]]:
 
 def all_settings() -> list[tuple[str, ...]]:
     """Every setting once, after the first command that has it."""
-    found: dict[tuple[str, ...], str] = {}
+    commands: dict[tuple[str, ...], str] = {}
     for command, schema in SCHEMAS.items():
         for key, section in schema.sections.items():
             for words in settings(key, section):
-                found.setdefault(words, command)
-    return [(command, *words) for words, command in found.items()]
+                commands.setdefault(words, command)
+    return [(command, *words) for words, command in commands.items()]
 
 
 class Watch:
     """What the audit events of this process say of names and files that hold ``MARK``, and of any connection."""
 
     def __init__(self) -> None:
-        self.on, self.found = False, set[str]()
+        self.on, self.actions = False, set[str]()
         sys.addaudithook(self)
 
     def __call__(self, event: str, args: tuple[Any, ...]) -> None:
         if not self.on:
             return
         if event.startswith(("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "urllib.Request")):
-            self.found.add("network")
+            self.actions.add("network")
         elif event in (
             "open",
             "import",
@@ -99,9 +101,9 @@ class Watch:
             "compile",
             "pickle.find_class",
         ):
-            told = getattr(args[0], "co_filename", args[0]) if event in ("exec", "import") else args
-            if MARK in repr(told):
-                self.found.add("open" if event in ("os.listdir", "os.scandir") else event.partition(".")[0])
+            subject = getattr(args[0], "co_filename", args[0]) if event in ("exec", "import") else args
+            if MARK in repr(subject):
+                self.actions.add("open" if event in ("os.listdir", "os.scandir") else event.partition(".")[0])
 
 
 @pytest.fixture(scope="module")
@@ -125,9 +127,9 @@ def values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sequence[str]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("command", "each"), kinds(product(SCHEMAS, ("one", "all")), [*product(SCHEMAS, ["one"])]))
+@pytest.mark.parametrize(("command", "share"), kinds(product(SCHEMAS, ("one", "all")), [*product(SCHEMAS, ["one"])]))
 def test_no_setting_leads_to_code_or_to_a_file_that_it_does_not_name(
-    command: str, each: str, cli: Cli, watch: Watch, values: Sequence[str], capsys: pytest.CaptureFixture[str]
+    command: str, share: str, cli: Cli, watch: Watch, values: Sequence[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each setting gets all values, or one of them in turn."""
     outcomes: dict[tuple[str, ...], set[str]] = {}
@@ -135,22 +137,18 @@ def test_no_setting_leads_to_code_or_to_a_file_that_it_does_not_name(
     for of, *before, key in all_settings():
         if of != command:
             continue
-        outcomes[(*before, key)] = seen = set()
-        for value in values if each == "all" else [values[len(outcomes) % len(values)]]:
-            watch.found, watch.on = set(), True
-            try:
-                code = cli(*command.split(), *before, f"{key}='{value}'", *SMALL).code
-            finally:
-                watch.on = False
+        outcomes[(*before, key)] = actions = set()
+        for value in values if share == "all" else [values[len(outcomes) % len(values)]]:
+            code, more = watch_command(cli, watch, (*command.split(), *before, f"{key}='{value}'", *SMALL))
             codes[code] = codes.get(code, 0) + 1
-            seen |= watch.found
+            actions |= more
     with capsys.disabled():
-        opened = sorted(" ".join(words) for words, seen in outcomes.items() if seen)
+        openers = sorted(" ".join(words) for words, actions in outcomes.items() if actions)
         print(
-            f"\n{command}: {len(outcomes)} settings, {each} of {len(values)} values, exit {codes}, opened by {opened}"
+            f"\n{command}: {len(outcomes)} settings, {share} of {len(values)} values, exit {codes}, opened by {openers}"
         )
-    wrong = {words: seen for words, seen in outcomes.items() if seen - ({"open"} if words[-1] in OPENS else set())}
-    assert not wrong
+    for words, actions in outcomes.items():
+        assert actions <= ({"open"} if words[-1] in OPENS else set()), words
 
 
 @pytest.mark.exhaustive
@@ -172,13 +170,9 @@ def test_files_of_time_and_graphs_are_tables(
     (tmp_path / "fleet.csv").write_text("speed,down,up\n1e9,1e6,1e6\n")
     *before, key = words
     for value in values:
-        watch.found, watch.on = set(), True
-        try:
-            code = cli("run", "-q", "rounds=1", "clients=4", *before, f"{key}='{value}'").code
-        finally:
-            watch.on = False
+        code, actions = watch_command(cli, watch, ("run", "-q", "rounds=1", "clients=4", *before, f"{key}='{value}'"))
         assert code == 2
-        assert watch.found <= {"open"}
+        assert actions <= {"open"}
 
 
 READING = {
@@ -218,11 +212,11 @@ def finished(cli: Cli, tmp_path: Path) -> Path:
     return tmp_path / "one"
 
 
-def watched(cli: Cli, watch: Watch, words: Sequence[str]) -> tuple[int, set[str]]:
+def watch_command(cli: Cli, watch: Watch, words: Sequence[str]) -> tuple[int, set[str]]:
     """The exit code of a command, and what it did with what a stranger named."""
-    watch.found, watch.on = set(), True
+    watch.actions, watch.on = set(), True
     try:
-        return cli(*words).code, watch.found
+        return cli(*words).code, watch.actions
     finally:
         watch.on = False
 
@@ -240,9 +234,9 @@ def replaced(tree: Any, at: tuple[Any, ...], value: Any) -> Any:
     """Plain data with another value at a place."""
     if not at:
         return value
-    made = dict(tree) if isinstance(tree, dict) else list(tree)
-    made[at[0]] = replaced(tree[at[0]], at[1:], value)
-    return made
+    copy = dict(tree) if isinstance(tree, dict) else list(tree)
+    copy[at[0]] = replaced(tree[at[0]], at[1:], value)
+    return copy
 
 
 @pytest.mark.exhaustive
@@ -259,19 +253,20 @@ def test_no_file_of_a_run_directory_leads_to_code(
         "yaml": f"!!python/object/apply:importlib.import_module [{MARK}]\n".encode(),
         "names": json.dumps(dict.fromkeys(("model", "config", "checkpoint", "out", "run"), values[0])).encode(),
     }
-    kept = finished.parent / "whole"
-    files = sorted(path.relative_to(kept) for path in kept.rglob("*") if path.is_file() and "tables" not in path.parts)
+    original = finished.parent / "whole"
+    paths = [path.relative_to(original) for path in original.rglob("*") if path.is_file()]
+    files = sorted(path for path in paths if "tables" not in path.parts)
     assert len(files) >= 12
     for command, words in READING.items():
         for name in files:
             for kind, content in texts.items():
                 (finished / name).parent.mkdir(exist_ok=True)
                 (finished / name).write_bytes(content)
-                code, found = watched(cli, watch, words)
-                assert not found, (command, str(name), kind)
+                code, actions = watch_command(cli, watch, words)
+                assert not actions, (command, str(name), kind)
                 codes[code] = codes.get(code, 0) + 1
             shutil.rmtree(finished)
-            shutil.copytree(kept, finished)
+            shutil.copytree(original, finished)
     with capsys.disabled():
         print(f"\n{len(READING)} commands x {len(files)} files x {len(texts)} contents: exit codes {codes}")
 
@@ -283,23 +278,23 @@ def test_no_text_in_a_run_directory_leads_to_code_or_to_a_file_that_it_does_not_
     name: str, finished: Path, cli: Cli, watch: Watch, values: Sequence[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every text of its settings, summary and checkpoint is a path, and the name of code that can be imported."""
-    kept, codes, opened = finished.parent / "whole", dict[int, int](), set[str]()
-    tree = yaml.load(kept / name) if name.endswith(".yaml") else json.loads((kept / name).read_text())
+    original, codes, openers = finished.parent / "whole", dict[int, int](), set[str]()
+    tree = yaml.load(original / name) if name.endswith(".yaml") else json.loads((original / name).read_text())
     for place in leaves(tree):
         key = ".".join(map(str, place))
         for value in (values[0], values[5]):
             for command in ("predict", "report", "verify", "run"):
-                made = replaced(tree, place, value)
-                (finished / name).write_text(yaml.dump(made) if name.endswith(".yaml") else json.dumps(made))
-                code, found = watched(cli, watch, READING[command])
-                if "open" in found:
-                    opened.add(key)
-                assert not found - ({"open"} if key in OPENS else set()), (command, key, value, found)
+                changed = replaced(tree, place, value)
+                (finished / name).write_text(yaml.dump(changed) if name.endswith(".yaml") else json.dumps(changed))
+                code, actions = watch_command(cli, watch, READING[command])
+                if "open" in actions:
+                    openers.add(key)
+                assert not actions - ({"open"} if key in OPENS else set()), (command, key, value, actions)
                 codes[code] = codes.get(code, 0) + 1
         shutil.rmtree(finished)
-        shutil.copytree(kept, finished)
+        shutil.copytree(original, finished)
     with capsys.disabled():
-        print(f"\n{name}: {len(list(leaves(tree)))} texts, exit codes {codes}; opened by {sorted(opened)}")
+        print(f"\n{name}: {len(list(leaves(tree)))} texts, exit codes {codes}; opened by {sorted(openers)}")
 
 
 def test_a_checkpoint_names_no_file_elsewhere(finished: Path, cli: Cli, watch: Watch, values: Sequence[str]) -> None:
@@ -309,12 +304,12 @@ def test_a_checkpoint_names_no_file_elsewhere(finished: Path, cli: Cli, watch: W
     del manifest["sha256"]
     (finished / "summary.json").unlink()  # a run that had not ended
     for name in (values[1], f"../../../{MARK}/net.safetensors"):
-        made = manifest | {"files": manifest["files"] | {name: manifest["files"]["server.safetensors"]}}
-        seal = hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()
-        path.write_text(json.dumps(made | {"sha256": seal}))
+        forgery = manifest | {"files": manifest["files"] | {name: manifest["files"]["server.safetensors"]}}
+        seal = hashlib.sha256(json.dumps(forgery, sort_keys=True).encode()).hexdigest()
+        path.write_text(json.dumps(forgery | {"sha256": seal}))
         for command in ("run", "predict", "evaluate", "export", "deploy status"):
-            _, found = watched(cli, watch, READING[command])
-            assert not found, (command, name)
+            _, actions = watch_command(cli, watch, READING[command])
+            assert not actions, (command, name)
     assert "names a file elsewhere" in cli("run", "-q", "resume=one").err
 
 
@@ -331,7 +326,7 @@ def test_models_are_used_without_the_tables_that_their_training_names(
     ):
         path.write_text(yaml.dump(settings | change))
         for words in (("predict", "run=one", "test.npz", "--client", "0"), READING["evaluate"]):
-            assert watched(cli, watch, words) == (0, set())
+            assert watch_command(cli, watch, words) == (0, set())
 
 
 def test_no_cluster_that_a_run_directory_names_is_joined_to_use_or_replay_it(
@@ -343,14 +338,15 @@ def test_no_cluster_that_a_run_directory_names_is_joined_to_use_or_replay_it(
     summary = json.loads((finished / "summary.json").read_text())
     (finished / "summary.json").write_text(json.dumps(summary | {"checksums": checksums(finished)}))
     for command in ("verify", "evaluate"):
-        assert watched(cli, watch, READING[command]) == (0, set())
+        assert watch_command(cli, watch, READING[command]) == (0, set())
     plain = {key: value for key, value in yaml.load(path).items() if key not in PROVENANCE}
     (sweep := finished.parent / "sweep").mkdir()
     (sweep / "sweep.yaml").write_text(yaml.dump({"one": {"label": "one", "config": plain}}))
     for name in ("one", "sweep"):
-        first, given = (cli("run", "-q", f"resume={name}", *more) for more in ([], ["engine.address=127.0.0.1:9"]))
+        first = cli("run", "-q", f"resume={name}")
+        with_address = cli("run", "-q", f"resume={name}", "engine.address=127.0.0.1:9")
         asks = "if that is your cluster, add engine.address=127.0.0.1:9, and otherwise engine=serial."
-        assert (first.code, asks in first.err, asks in given.err) == (2, True, False)
+        assert (first.code, asks in first.err, asks in with_address.err) == (2, True, False)
         assert cli("run", "-q", f"resume={name}", "engine=serial").code == 0
 
 
@@ -374,12 +370,12 @@ def test_who_heard_whom_and_had_which_network_is_known_without_their_tables(
     clients = fl.load("one").evaluate()
     settings = yaml.load(path := tmp_path / "one" / "config.yaml")
     path.write_text(yaml.dump(replaced(settings, place, values[1])))
-    watch.found, watch.on = set(), True
+    watch.actions, watch.on = set(), True
     try:
         again = fl.load("one").evaluate()
     finally:
         watch.on = False
-    assert (again, watch.found) == (clients, set())
+    assert (again, watch.actions) == (clients, set())
 
 
 @pytest.mark.parametrize("command", [*applications(), "predict", "export", "verify", "evaluate", "data", "list"])
@@ -387,5 +383,5 @@ def test_no_word_of_a_command_leads_to_code(command: str, cli: Cli, watch: Watch
     """A folder or file that is named is opened as data; code is named by --import, and by --data of a node."""
     for value in values:
         for words in ((value,), (f"run={value}",), (f"resume={value}",), ("status", value), ("why", value)):
-            _, found = watched(cli, watch, (command, *words, "-q"))
-            assert found <= {"open"}, words
+            _, actions = watch_command(cli, watch, (command, *words, "-q"))
+            assert actions <= {"open"}, words

@@ -50,8 +50,8 @@ def summary(directory: Path) -> dict[str, Any]:
     return json.loads((directory / "summary.json").read_text())
 
 
-def same(one: Path, other: Path) -> bool:
-    pairs = zip(metrics(one), metrics(other), strict=True)
+def same_records(first: Path, second: Path) -> bool:
+    pairs = zip(metrics(first), metrics(second), strict=True)
     return all({**a, "seconds": 0} == {**b, "seconds": 0} for a, b in pairs)
 
 
@@ -112,13 +112,13 @@ def test_a_run_that_goes_on_gives_the_same_bits(cli: Cli, tmp_path: Path):
     assert cli(*words, "rounds=2", "out=parts").code == 0
     engine = ("engine=processes", "engine.workers=1")
     assert cli("run", "resume=parts", "rounds=4", *engine, "checkpoint.keep=3", "-q").code == 0
-    assert same(tmp_path / "whole", tmp_path / "parts")
+    assert same_records(tmp_path / "whole", tmp_path / "parts")
     assert cli("run", "resume=parts/checkpoint/round-000002", "-q").code == 0
-    assert same(tmp_path / "whole", tmp_path / "parts")
+    assert same_records(tmp_path / "whole", tmp_path / "parts")
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("word", "sentence"),
     [
         ("local.stragglers=0.2", "local.stragglers: 0 → 0.2"),
         ("rounds=1", "rounds: 2 → 1"),
@@ -128,12 +128,12 @@ def test_a_run_that_goes_on_gives_the_same_bits(cli: Cli, tmp_path: Path):
         ("local.lrr=1", "local has no setting 'lrr'"),
     ],
 )
-def test_a_run_does_not_go_on_with_other_settings(word: str, said: str, cli: Cli, tmp_path: Path):
+def test_a_run_does_not_go_on_with_other_settings(word: str, sentence: str, cli: Cli, tmp_path: Path):
     cli("run", "-q", "method=fedavg", "rounds=2", "out=there", *SMALL)
     before = (tmp_path / "there" / "config.yaml").read_bytes()
     code, out, err = cli("run", "resume=there", word)
     assert (code, out) == (2, "")
-    assert said in err
+    assert sentence in err
     assert err.count("\n") == 1
     assert (tmp_path / "there" / "config.yaml").read_bytes() == before
 
@@ -171,14 +171,14 @@ def test_a_sweep_of_one_is_a_run(cli: Cli, tmp_path: Path):
 
 def interrupt_in(monkeypatch: pytest.MonkeyPatch, run: int, round: int) -> None:
     """Press Ctrl-C in a round of the nth run."""
-    seen: list[int] = []
+    rounds: list[int] = []
 
-    def shown(self: NullProgress, record: dict[str, Any]) -> None:
-        seen.append(record["round"])
-        if seen.count(1) == run and record["round"] == round:
+    def on_round(self: NullProgress, record: dict[str, Any]) -> None:
+        rounds.append(record["round"])
+        if rounds.count(1) == run and record["round"] == round:
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(NullProgress, "on_round", shown)
+    monkeypatch.setattr(NullProgress, "on_round", on_round)
 
 
 def test_ctrl_c_leaves_a_run_that_goes_on(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -192,7 +192,7 @@ def test_ctrl_c_leaves_a_run_that_goes_on(cli: Cli, tmp_path: Path, monkeypatch:
         assert cli("run", "-q", "--import", "json", "resume=stopped").err.endswith("resume=stopped --import json\n")
     assert cli("run", "-q", "resume=stopped").code == 0
     assert cli("run", "-q", "method=feddyn", "rounds=4", "out=whole", *SMALL).code == 0
-    assert same(tmp_path / "stopped", tmp_path / "whole")
+    assert same_records(tmp_path / "stopped", tmp_path / "whole")
 
 
 @pytest.mark.usefixtures("no_pages")
@@ -213,7 +213,7 @@ def test_ctrl_c_leaves_a_sweep_that_goes_on(cli: Cli, tmp_path: Path, monkeypatc
     assert (tmp_path / "stopped" / "fedavg-0" / "summary.json").stat().st_mtime_ns == finished
     assert cli("run", "-m", "-q", *words, "out=whole").code == 0
     for name in ("fedavg-0", "feddyn-0", "fedprox-0"):
-        assert same(tmp_path / "stopped" / name, tmp_path / "whole" / name)
+        assert same_records(tmp_path / "stopped" / name, tmp_path / "whole" / name)
 
 
 def test_ctrl_c_while_the_last_file_is_written_says_how_far_the_run_is(
@@ -282,11 +282,11 @@ def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(
     """All of them choose the same name before any of them makes the folder."""
     same = "runs/2026-01-31/093000-fedavg-0"
     monkeypatch.setattr(command, "dated", lambda name: Path(same))
-    real, begun = train.run, []
+    real, starts = train.run, []
 
     def run(*words: Any, **settings: Any) -> Any:
-        begun.append(1)
-        assert len(begun) == 3 or main(["run", "-q", "method=fedavg", "rounds=1", *SMALL]) == 0
+        starts.append(1)
+        assert len(starts) == 3 or main(["run", "-q", "method=fedavg", "rounds=1", *SMALL]) == 0
         return real(*words, **settings)
 
     runs_by(monkeypatch, run)
@@ -337,7 +337,7 @@ def test_a_sweep_that_goes_on_goes_past_a_run_that_cannot(cli: Cli, tmp_path: Pa
 
 
 def test_trackers_get_every_record(cli: Cli, monkeypatch: pytest.MonkeyPatch):
-    seen: list[Any] = []
+    calls: list[Any] = []
 
     class Fake(Tracker):
         library = "json"
@@ -346,21 +346,21 @@ def test_trackers_get_every_record(cli: Cli, monkeypatch: pytest.MonkeyPatch):
             assert (folder / "config.yaml").exists()
             assert settings["method.name"] == "fedavg"
             assert (tags["kind"], tags["seed"]) == ("federated", "0")
-            seen.append(f"{run.name}-{run.seed}")
+            calls.append(f"{run.name}-{run.seed}")
 
         def log(self, round: int, numbers: Mapping[str, float]) -> None:
             assert numbers["round"] == round
-            seen.append(round)
+            calls.append(round)
 
         def end(self, status: Status, final: Mapping[str, float], files: Sequence[Path]) -> None:
             assert {"config.yaml", "summary.json", "model.safetensors"} <= {path.name for path in files}
             assert "global/accuracy" in final
-            seen.append(status)
+            calls.append(status)
 
     monkeypatch.setattr(trackers, "_entries", {**trackers._entries})
     trackers.register(name="json")(Fake)
     assert cli("run", "-q", "method=fedavg", "rounds=2", "trackers=json", *SMALL).code == 0
-    assert seen == ["fedavg-0", 1, 2, Status.FINISHED]
+    assert calls == ["fedavg-0", 1, 2, Status.FINISHED]
 
 
 @pytest.mark.parametrize("words", [(), ("--dry-run",)])
@@ -385,8 +385,8 @@ def test_a_dry_run_prints_a_recipe_and_writes_nothing(cli: Cli, tmp_path: Path):
 
 
 def test_words_and_options_in_any_order(cli: Cli):
-    one = cli("run", "method=feddyn", "--dry-run", "seed=4", "-q", "rounds=7").out
-    assert one == cli("run", "--dry-run", "-q", "rounds=7", "seed=4", "method=feddyn").out
+    recipe = cli("run", "method=feddyn", "--dry-run", "seed=4", "-q", "rounds=7").out
+    assert recipe == cli("run", "--dry-run", "-q", "rounds=7", "seed=4", "method=feddyn").out
 
 
 @pytest.mark.exhaustive
@@ -395,23 +395,23 @@ def test_a_reader_that_goes_away_does_not_stop_a_run(tmp_path: Path):
     os.close(reading)
     words = ["run", "method=fedavg", "rounds=3", "out=there", *SMALL]
     command = [sys.executable, "-c", f"import sys; from fedloom.cli import main; sys.exit(main({words!r}))"]
-    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, cwd=tmp_path, text=True, timeout=60)
+    process = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, cwd=tmp_path, text=True, timeout=60)
     os.close(writing)
-    assert done.stderr == ""
+    assert process.stderr == ""
     assert summary(tmp_path / "there")["status"] == "finished"
 
 
 @pytest.mark.usefixtures("no_pages")
 def test_a_sweep_builds_each_federation_once(cli: Cli, monkeypatch: pytest.MonkeyPatch):
-    built: list[int] = []
+    seeds: list[int] = []
     real = keys.federate
 
     @functools.wraps(real)
-    def counted(*args: Any, **settings: Any) -> Any:
-        built.append(settings["seed"])
+    def federate(*args: Any, **settings: Any) -> Any:
+        seeds.append(settings["seed"])
         return real(*args, **settings)
 
-    monkeypatch.setattr(keys, "federate", counted)
+    monkeypatch.setattr(keys, "federate", federate)
     words = ("method=fedavg,feddyn", "local.lr=.1,.2", "seed=1,2", "rounds=1", "out=sweep", *SMALL)
     assert cli("run", "-q", "-m", *words).code == 0
-    assert sorted(built) == [1, 2]
+    assert sorted(seeds) == [1, 2]

@@ -17,8 +17,8 @@ from fedloom.experiment.conventions import compare
 RUN = ("run", "-q", "method=fedavg", "partition=iid", "clients=3", "model=logistic", "local.lr=.5", "rounds=6")
 
 
-def accuracy(told: str) -> float:
-    return float(told.split("accuracy ")[1].split(",")[0])
+def accuracy(text: str) -> float:
+    return float(text.split("accuracy ")[1].split(",")[0])
 
 
 @pytest.fixture
@@ -63,13 +63,13 @@ def test_names_with_leading_zeros(cli: Cli, people: pd.DataFrame) -> None:
 def test_data_standardised_by_nearly_the_same_numbers_are_in_the_same_scale(
     mean: float, deviation: float, far: bool
 ) -> None:
-    one, other = (
+    contract, other_contract = (
         {"standardised": {"columns": [0], "mean": [m], "deviation": [d]}} for m, d in ((5.0, 2.0), (mean, deviation))
     )
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as records:
         warnings.simplefilter("always")
-        compare(one, other, "the teacher")
-    assert bool(said) == far
+        compare(contract, other_contract, "the teacher")
+    assert bool(records) == far
 
 
 def test_categories_of_numbers_are_names(people: pd.DataFrame) -> None:
@@ -86,8 +86,8 @@ def test_columns_named_by_numbers_are_standardised(people: pd.DataFrame) -> None
     frame = pd.DataFrame({0: people["size"], 1: 1e4 * people["size"] + 5, "label": (people["size"] > 100).astype(int)})
     federation = fl.data.federate(frame, "iid", clients=3, label="label", standardise=True)
     model = fl.run("fedavg", federation, "logistic", rounds=6, local=fl.Local(lr=0.5)).trained.server
-    whole, inputs = model.outputs(frame), model.outputs(frame.drop(columns="label"))
-    assert (whole == inputs).all()
+    outputs, inputs = model.outputs(frame), model.outputs(frame.drop(columns="label"))
+    assert (outputs == inputs).all()
     assert model.evaluate(frame.drop(columns="label"), frame["label"])["accuracy"] > 0.9
 
 
@@ -97,22 +97,22 @@ def test_clients_that_number_classes_themselves_have_their_own_names(cli: Cli) -
     names = np.array(["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"])
     x, y = source.train.x.numpy(), source.train.y.numpy()
     np.savez("named.npz", x_train=x, y_train=y, x_test=source.test.x.numpy(), y_test=source.test.y.numpy(), names=names)
-    own = (
+    alid = (
         "partition=alid",
         "partition.samples=80",
         "partition.classes=3",
         "held_out=common",
         "partition.test_samples=20",
     )
-    assert cli(*RUN[:2], "method=fedper", "data=npz:named.npz", *own, "clients=4", "rounds=4", "out=done").code == 0
+    assert cli(*RUN[:2], "method=fedper", "data=npz:named.npz", *alid, "clients=4", "rounds=4", "out=done").code == 0
     run = fl.load("done")
     for number in range(4):
         rows = run.federation.held_out.index[number]
-        held = run.federation.held_out.client(number)
+        samples = run.federation.held_out.client(number)
         model = run.client(number)
         called = names[run.federation.held_out.arrays.y[rows].numpy()]
-        assert model.evaluate(held.x, called.tolist()) == model.evaluate(held.x, held.y)
-        assert [model.names[int(y)] for y in held.y] == called.tolist()
+        assert model.evaluate(samples.x, called.tolist()) == model.evaluate(samples.x, samples.y)
+        assert [model.names[int(y)] for y in samples.y] == called.tolist()
 
 
 def test_a_number_that_names_another_client_is_told(cli: Cli, people: pd.DataFrame) -> None:
@@ -135,8 +135,8 @@ def test_bytes_are_scaled_as_the_runs_own_images_were() -> None:
     pixels = (source.train.x * 255).round()
     federation = fl.data.federate((pixels / 64, source.train.y), "iid", clients=3)
     model = fl.run("fedavg", federation, "logistic", rounds=2, local=fl.Local(lr=0.01)).trained.server
-    whole = fl.data.federate((pixels, source.train.y), "iid", clients=3)
-    wide = fl.run("fedavg", whole, "logistic", rounds=2, local=fl.Local(lr=1e-4)).trained.server
+    federation_of_bytes = fl.data.federate((pixels, source.train.y), "iid", clients=3)
+    wide = fl.run("fedavg", federation_of_bytes, "logistic", rounds=2, local=fl.Local(lr=1e-4)).trained.server
     as_bytes = pixels.numpy().astype(np.uint8)
     assert np.array_equal(wide.outputs(as_bytes), wide.outputs(pixels))
     assert model.outputs(as_bytes).isfinite().all()
@@ -149,9 +149,9 @@ def test_a_teacher_is_refused_where_classes_or_columns_mean_something_else(
     cli: Cli, people: pd.DataFrame, change: str
 ) -> None:
     assert cli(*RUN, "data=table:people.csv", "data.standardise=true", "out=teacher").code == 0
-    other = people[["code", "size", "label"]] if change == "columns" else people
-    other = people.assign(label=people.label.replace("unrated", "1a")) if change == "classes" else other
-    other.to_csv("other.csv", index=False)
+    table = people[["code", "size", "label"]] if change == "columns" else people
+    table = people.assign(label=people.label.replace("unrated", "1a")) if change == "classes" else table
+    table.to_csv("other.csv", index=False)
     scaled = "data.standardise=false" if change == "scale" else "data.standardise=true"
     for command in (("distill", "-q", "method=kd", "epochs=3", "model=logistic"), (*RUN, "method=distill")):
         answer = cli(*command, "data=table:other.csv", scaled, "teacher=teacher", f"out={change}-{command[0]}")

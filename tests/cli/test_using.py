@@ -76,9 +76,9 @@ def test_models_for_targets(cli: Cli) -> None:
     small = ("clients=5", "partition=niid1", "partition.order=true", "model=mlp", "local.epochs=3", "rounds=3")
     assert cli("run", "-q", "method=fedavg", "out=done", *small).code == 0
     run = fl.load("done")
-    for name, wanted in (("low", [0, 1]), ("high", [8, 9])):
+    for name, classes in (("low", [0, 1]), ("high", [8, 9])):
         test = run.federation.test
-        rows = np.flatnonzero(np.isin(test.y.numpy(), wanted))
+        rows = np.flatnonzero(np.isin(test.y.numpy(), classes))
         np.savez(f"{name}.npz", x=test.x[rows].numpy(), y=test.y[rows].numpy())
     np.save("other.npy", run.federation.test.x.numpy()[:40])
     code, out, err = cli("target", "run=done", "data=low.npz", "data=high.npz")
@@ -109,11 +109,11 @@ def test_models_for_targets(cli: Cli) -> None:
     assert code == 0
     assert "weights of the clients' models: client 0: " in out
     code, out, _ = cli("target", "run=kept", "data=high.npz", "method=target_prior", "method.resamples=20", "--json")
-    (told,) = json.loads(out)
+    (target,) = json.loads(out)
     assert code == 0
-    assert (told["model"], told["p"], int(np.argmax(told["known"]))) == (None, None, 4)
-    assert sum(told["shares"]) == pytest.approx(1)
-    assert list(told["measured"]) == ["server's model"]  # there is no other
+    assert (target["model"], target["p"], int(np.argmax(target["known"]))) == (None, None, 4)
+    assert sum(target["shares"]) == pytest.approx(1)
+    assert list(target["measured"]) == ["server's model"]  # there is no other
     assert not Path("kept-high.safetensors").exists()
     assert cli("target", "run=kept", "data=low.npz", "method=target_head", "method.steps=3").err == (
         "fedloom: method for a target 'target_head' has no setting 'steps'; there are: resamples, seed.\n"
@@ -135,9 +135,9 @@ def test_the_loss_on_a_class_that_a_target_does_not_have_is_infinite(
     run = fl.load("done")
     head = fl.target.ClassModels(run).head(torch.tensor([0.0, *[1 / 9] * 9], dtype=torch.float64))
     x, y = run.federation.test.x, run.federation.test.y
-    found = [measure(head, x, y), measure(head, x[y > 0], y[y > 0]), measure(run.server, x, y)]
-    assert [one["loss"] is None for one in found] == [True, False, False]
-    print_metrics({"this model": found[0]})
+    metrics = [measure(head, x, y), measure(head, x[y > 0], y[y > 0]), measure(run.server, x, y)]
+    assert [values["loss"] is None for values in metrics] == [True, False, False]
+    print_metrics({"this model": metrics[0]})
     assert "loss infinite, as some inputs are of a class with an estimated share of 0, acc" in capsys.readouterr().err
 
 
@@ -154,13 +154,13 @@ def test_classes_whose_names_cannot_be_printed_are_numbers(cli: Cli) -> None:
 def test_a_model_for_all_classes_alike_is_told_as_json(cli: Cli) -> None:
     assert cli("run", "-q", "method=fedavg", "out=done", *SMALL).code == 0
     code, out, err = cli("target", "run=done", "method=ccvr", "method.epochs=1", "--json")
-    (told,) = json.loads(out)
-    assert (code, err, told["model"], told["privacy"]) == (0, "", "done-ccvr.safetensors", None)
-    assert load_file(told["model"]).keys() == fl.load("done").server.module.state_dict().keys()
+    (target,) = json.loads(out)
+    assert (code, err, target["model"], target["privacy"]) == (0, "", "done-ccvr.safetensors", None)
+    assert load_file(target["model"]).keys() == fl.load("done").server.module.state_dict().keys()
     _, out, err = cli("target", "run=done", "method=ccvr", "method.epochs=1", "--out", "again.safetensors")
     assert out == "model: again.safetensors\n"
-    accuracies = [numbers["accuracy"] for numbers in told["measured"].values()]
-    assert [*told["measured"]] == ["server's model", "this model"]
+    accuracies = [numbers["accuracy"] for numbers in target["measured"].values()]
+    assert [*target["measured"]] == ["server's model", "this model"]
     assert [f"accuracy {value:.4g}" in line for value, line in zip(accuracies, err.splitlines(), strict=True)] == [
         True
     ] * 2
@@ -194,8 +194,8 @@ def test_a_target_of_a_table_is_told_in_its_own_names(cli: Cli) -> None:
         "fedloom: fedssa compares augmented views of images, but this run's inputs have shape [3]; "
         "choose target_head, target_fit or ccvr.\n"
     )
-    (told,) = json.loads(cli("target", "run=done", "data=buyer.npz", "method=target_prior", "--json").out)
-    assert told["classes"][int(np.argmax(told["shares"]))] == "low"
+    (target,) = json.loads(cli("target", "run=done", "data=buyer.npz", "method=target_prior", "--json").out)
+    assert target["classes"][int(np.argmax(target["shares"]))] == "low"
 
 
 def test_tables_are_read_as_the_runs_own_table_was(cli: Cli, finished: fl.TrainedRun) -> None:
@@ -215,25 +215,25 @@ def test_tables_are_read_as_the_runs_own_table_was(cli: Cli, finished: fl.Traine
     coded = np.column_stack([scaled, new["sex"] == "f", new["sex"] == "m"]).astype(np.float32)
     expected = run.server.predict(coded)
     assert 0 < expected.sum() < len(expected)
-    told = [run.server.names[number] for number in expected]
-    assert set(told) == {"no", "yes"}
+    labels = [run.server.names[number] for number in expected]
+    assert set(labels) == {"no", "yes"}
     code, out, err = cli("predict", "run=run", "new.csv")
-    assert (code, out.split()) == (0, told)
+    assert (code, out.split()) == (0, labels)
     assert f"accuracy {run.server.evaluate(coded, new['ill'])['accuracy']:.4g}" in err
     code, out, err = cli("predict", "run=run", "new.parquet")
-    assert (code, out.split(), err) == (0, told, "")
+    assert (code, out.split(), err) == (0, labels, "")
     for out in ("p.csv", "p.npz"):
         assert cli("predict", "run=run", "new.csv", "--out", out).code == 0
-    assert Path("p.csv").read_text().split() == ["prediction", *told]
+    assert Path("p.csv").read_text().split() == ["prediction", *labels]
     stored = np.load("p.npz")
-    assert stored["names"][stored["prediction"]].tolist() == told
-    ((told,), (same,)) = (
+    assert stored["names"][stored["prediction"]].tolist() == labels
+    (by_csv,), (by_parquet,) = (
         json.loads(cli("target", "run=run", f"data=new.{end}", "method=target_prior", "--json").out)
         for end in ("csv", "parquet")
     )
-    assert told["shares"] == same["shares"]
-    assert set(told["measured"]) == {"server's model"}
-    assert not same["measured"]
+    assert by_csv["shares"] == by_parquet["shares"]
+    assert set(by_csv["measured"]) == {"server's model"}
+    assert not by_parquet["measured"]
     code, _, err = cli("predict", "run=done", "new.csv", "--client", "0")
     assert code == 2
     assert "the run's data were not a table" in err
@@ -250,8 +250,8 @@ def test_a_table_may_have_several_target_columns(cli: Cli) -> None:
     assert fl.load("run").federation.train.arrays.y.shape[1] == 2
     code, out, err = cli("predict", "run=run", "people.csv")
     assert (code, len(out.splitlines()), len(out.split())) == (0, 60, 120)
-    measured = fl.load("run").server.evaluate(table[["age", "sex"]], table[["height", "weight"]])
-    assert f"rmse {measured['rmse']:.4g}" in err
+    metrics = fl.load("run").server.evaluate(table[["age", "sex"]], table[["height", "weight"]])
+    assert f"rmse {metrics['rmse']:.4g}" in err
     table.drop(columns="weight").to_csv("some.csv", index=False)
     assert cli("predict", "run=run", "some.csv")[1:] == (out, "")  # without all targets, predictions alone
     for column in ("age", "sex"):
@@ -267,10 +267,10 @@ def test_a_table_may_have_several_target_columns(cli: Cli) -> None:
 def test_weights_of_clients_that_know_little_of_a_target_are_a_warning(p: list[float], warned: bool) -> None:
     """As FedSSA's may be, which judges clients by how certain they are."""
     prior = TargetPrior(np.array([1.0, 0.0]), np.ones(2), np.ones(2), 0.95)
-    for known in ([0.0, 1.0, 0.0], [np.nan] * 3):
-        facts = TargetFacts(prior, np.array(known), LabelShiftCheck(1.0, 1.0, 0.5, 30))
-        told = as_text(TargetModel(None, lambda facts=facts: facts, np.array(p)), 30)  # type: ignore[arg-type, misc]
-        assert ("favour clients that know little" in told) == (warned and known[0] == 0)
+    for knowledge in ([0.0, 1.0, 0.0], [np.nan] * 3):
+        facts = TargetFacts(prior, np.array(knowledge), LabelShiftCheck(1.0, 1.0, 0.5, 30))
+        text = as_text(TargetModel(None, lambda facts=facts: facts, np.array(p)), 30)  # type: ignore[arg-type, misc]
+        assert ("favour clients that know little" in text) == (warned and knowledge[0] == 0)
 
 
 def test_reviews_from_the_command_line_to_predictions(cli: Cli) -> None:
@@ -281,9 +281,9 @@ def test_reviews_from_the_command_line_to_predictions(cli: Cli) -> None:
     assert "give the model a vocabulary of 300, model.vocabulary=300" in err
     assert cli("run", "-q", "method=fedavg", *READ, "model.vocabulary=300", "rounds=25", "out=run").code == 0
     model = fl.load("run").server
-    known = ["the film was lovely and great", "AWFUL; we saw it"]
-    assert [model.names[number] for number in model.predict(known)] == ["yes", "no"]
-    assert torch.equal(model.predict(np.array(known)), model.predict(pd.DataFrame({"review": known})))
+    texts = ["the film was lovely and great", "AWFUL; we saw it"]
+    assert [model.names[number] for number in model.predict(texts)] == ["yes", "no"]
+    assert torch.equal(model.predict(np.array(texts)), model.predict(pd.DataFrame({"review": texts})))
     frame[["said", "review"]].to_csv("new.csv", index=False)
     code, out, err = cli("predict", "run=run", "new.csv")
     assert (code, len(out.split())) == (0, len(frame))
@@ -316,5 +316,5 @@ def test_a_run_of_a_file_is_used_from_any_folder(cli: Cli, tmp_path: Path, monke
 def test_metrics_without_a_value_are_null_in_json(cli: Cli) -> None:
     words = ("method=fedavg", "partition=pathological", "partition.classes=1", "clients=10", "rounds=1", "out=done")
     assert cli("run", "-q", "model=logistic", *words).code == 0
-    done = cli("evaluate", "run=done", "evaluation.metrics=[accuracy,auroc]", "--json")
-    assert json.loads(done.out, parse_constant=pytest.fail)["clients/auroc/mean"] is None  # of one class each
+    answer = cli("evaluate", "run=done", "evaluation.metrics=[accuracy,auroc]", "--json")
+    assert json.loads(answer.out, parse_constant=pytest.fail)["clients/auroc/mean"] is None  # of one class each

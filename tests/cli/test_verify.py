@@ -168,8 +168,8 @@ def test_a_run_of_another_version_says_which_one_goes_on_with_it(cli: Cli, run: 
     path = run / "config.yaml"
     path.write_text(path.read_text().replace("version: 2\n", "version: 3\n"))
     for words in (("run", "resume=runs/a"), ("evaluate", "run=runs/a")):
-        done = cli(*words)
-        assert (done.code, "use the version that its config.yaml names" in done.err) == (2, True)
+        answer = cli(*words)
+        assert (answer.code, "use the version that its config.yaml names" in answer.err) == (2, True)
     assert cli("report", "runs/a").code == 0
 
 
@@ -188,8 +188,8 @@ def test_the_exit_code_is_that_of_all_runs_though_nobody_reads_the_lines(damaged
     if damaged:
         cut(run)
     words = [sys.executable, "-c", "import sys; from fedloom.cli import main; sys.exit(main())", "verify", "runs"]
-    done = subprocess.run([*words], stdout=closed_pipe(), stderr=subprocess.PIPE, check=False)
-    assert (done.returncode, done.stderr) == (int(damaged), b"")
+    process = subprocess.run([*words], stdout=closed_pipe(), stderr=subprocess.PIPE, check=False)
+    assert (process.returncode, process.stderr) == (int(damaged), b"")
 
 
 def closed_pipe() -> int:

@@ -39,7 +39,7 @@ def test_a_run_starts_from_a_file_or_from_a_run(tmp_path: Path, method: str) -> 
 def test_what_cannot_be_a_start_is_one_sentence(tmp_path: Path) -> None:
     save_file({"weight": torch.zeros(2)}, tmp_path / "other.safetensors")
     (tmp_path / "empty").mkdir()
-    for init, told in (
+    for init, sentence in (
         (
             "other.safetensors",
             r"init=.*other\.safetensors does not fit the model Sequential|init=.* does not fit the model",
@@ -47,7 +47,7 @@ def test_what_cannot_be_a_start_is_one_sentence(tmp_path: Path) -> None:
         ("empty", "init=.*empty holds no model; it has not ended"),
         ("nothing", "there is no file or run directory init=.*nothing"),
     ):
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=sentence):
             FederatedTask(experiment(init=tmp_path / init))
 
 
@@ -55,8 +55,8 @@ def test_data_may_have_a_seed_of_their_own(cli: Cli) -> None:
     """Runs that differ in their seed then have the same clients."""
 
     def digest(*words: str) -> str:
-        made = build(resolve(["clients=4", "model=logistic", *words]))
-        return str(made.federation.provenance["fingerprint"])
+        setup = build(resolve(["clients=4", "model=logistic", *words]))
+        return str(setup.federation.provenance["fingerprint"])
 
     assert digest("seed=1", "data_seed=5") == digest("seed=2", "data_seed=5") == digest("seed=5")
     assert digest("seed=1") != digest("seed=2")
@@ -65,17 +65,17 @@ def test_data_may_have_a_seed_of_their_own(cli: Cli) -> None:
 def test_a_continued_run_may_change_local_training(tmp_path: Path) -> None:
     """It equals a run whose rate is that function of the round; the record says what changed and when."""
     slow = Local(epochs=2, batch_size=4, lr=0.05)
-    made = experiment("scaffold", local=replace(slow, lr=0.2), rounds=2)
-    run(made, tmp_path)
-    changed = run(replace(made, local=slow, rounds=4), tmp_path, resume=True)
-    whole = experiment("scaffold", local=replace(slow, schedule=lambda t: 4.0 if t < 2 else 1.0), rounds=4)
-    assert_same_state(changed.snapshot, run(whole).snapshot)
+    fast = experiment("scaffold", local=replace(slow, lr=0.2), rounds=2)
+    run(fast, tmp_path)
+    changed = run(replace(fast, local=slow, rounds=4), tmp_path, resume=True)
+    scheduled = experiment("scaffold", local=replace(slow, schedule=lambda t: 4.0 if t < 2 else 1.0), rounds=4)
+    assert_same_state(changed.snapshot, run(scheduled).snapshot)
     assert [record.get("changed") for record in changed.history] == [None, None, ["local.lr: 0.2 → 0.05"], None]
-    told = [*changed.summary["warnings"], *changed.summary["notes"]]
-    assert sum("local.lr" in text for text in told) == 1
+    notes = [*changed.summary["warnings"], *changed.summary["notes"]]
+    assert sum("local.lr" in text for text in notes) == 1
     for round in (2, 4):  # as if the changed run had been killed before its first checkpoint, and after it
         again = run(
-            replace(made, local=slow, rounds=4), tmp_path, resume=tmp_path / "checkpoint" / f"round-{round:06d}"
+            replace(fast, local=slow, rounds=4), tmp_path, resume=tmp_path / "checkpoint" / f"round-{round:06d}"
         )
         assert again.history[2]["changed"] == ["local.lr: 0.2 → 0.05"]
     assert RunDirectory(tmp_path).config()["changes"] == [{"after": 2, "changed": ["local.lr: 0.2 → 0.05"]}]
@@ -85,29 +85,30 @@ def test_another_version_computes_the_rounds_after_it_alone(tmp_path: Path, monk
     """The configuration keeps that of the first round; a finished run that is resumed takes nothing over."""
     before = {"versions": {"torch": "2.6.0"}, "machine": "x86_64, NVIDIA V100", "git": None}
     now = {"versions": {"torch": "2.13.0"}, "machine": "x86_64, NVIDIA H100", "git": None}
-    told = ["versions.torch: 2.6.0 → 2.13.0", "machine: x86_64, NVIDIA V100 → x86_64, NVIDIA H100"]
+    changes = ["versions.torch: 2.6.0 → 2.13.0", "machine: x86_64, NVIDIA V100 → x86_64, NVIDIA H100"]
     monkeypatch.setattr(trainer, "environment", lambda: before)
-    whole = run(experiment(rounds=4), tmp_path / "whole")
+    full_run = run(experiment(rounds=4), tmp_path / "whole")
     run(experiment(rounds=2), tmp_path / "run")
     monkeypatch.setattr(trainer, "environment", lambda: now)
-    for out, summary in (("run", None), ("whole", whole.summary)):
+    for out, summary in (("run", None), ("whole", full_run.summary)):
         for _ in range(2):
             again = run(experiment(rounds=4), tmp_path / out, resume=True)
-            kept = RunDirectory(tmp_path / out).config()
-            assert {key: kept[key] for key in before} == before
+            config = RunDirectory(tmp_path / out).config()
+            assert {key: config[key] for key in before} == before
             if summary is None:
-                assert [record.get("changed") for record in again.history] == [None, None, told, None]
-                assert again.summary["notes"][-1] == f"from round 3 on: {'; '.join(told)}."
+                assert [record.get("changed") for record in again.history] == [None, None, changes, None]
+                assert again.summary["notes"][-1] == f"from round 3 on: {'; '.join(changes)}."
             else:
                 assert again.summary["notes"] == summary["notes"]
 
 
 def test_what_results_so_far_depend_on_does_not_change(tmp_path: Path) -> None:
-    made = experiment("scaffold", rounds=2)
-    run(made, tmp_path)
-    for other in (replace(made, seed=1), replace(made, local=Local(epochs=2, batch_size=4, lr=0.2, dp_clip=1.0))):
+    setup = experiment("scaffold", rounds=2)
+    run(setup, tmp_path)
+    local = Local(epochs=2, batch_size=4, lr=0.2, dp_clip=1.0)
+    for other_setup in (replace(setup, seed=1), replace(setup, local=local)):
         with pytest.raises(CheckpointError, match="holds another experiment"):
-            run(replace(other, rounds=4), tmp_path, resume=True)
+            run(replace(other_setup, rounds=4), tmp_path, resume=True)
 
 
 def test_the_command_line(cli: Cli) -> None:

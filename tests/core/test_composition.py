@@ -140,58 +140,58 @@ class Composition:
         adapts = self.adaptation == "none" or self.personal not in TWO_MODELS
         reads = self.objective != "propfair" or (self.adaptation == "none" and self.mixing in ("by_samples", "uniform"))
         # the oracle's proximal map follows the steps of one shared model
-        one = self.objective != "elastic_net" or self.personal == "none"
+        maps = self.objective != "elastic_net" or self.personal == "none"
         # its gradients before local steps are not adapted in the oracle; drifts that divide displacements are refused
         starts = self.personal != "fedala" or (self.adaptation == "none" and self.drift not in DISPLACED)
         # a client whose mini-batches have one class each stays where it is, and its update has no direction
         moves = self.adaptation != "proto" or self.mixing != "fedmgda"
-        return adapts and reads and one and starts and moves
+        return adapts and reads and maps and starts and moves
 
     def filled(self, side: int) -> dict[str, Any]:
         """Parts (0) or rules (1) of all slots."""
         return {k: v for slot, names in SLOTS.items() for k, v in names[getattr(self, slot)][side].items()}
 
 
-def assert_follows_the_round(chosen: Composition) -> None:
-    local, rules = LOCALS[chosen.local], Rules(**chosen.filled(1))
+def assert_follows_the_round(case: Composition) -> None:
+    local, rules = LOCALS[case.local], Rules(**case.filled(1))
     cohort = None if rules.mixing.everyone else COHORT
     start = np.concatenate([p.detach().double().numpy().ravel() for p in tanh_net(WIDTH).parameters()])
     federation = classes(seed=6)  # of which every client has two classes at least
     world = World(federation, start, WIDTH, ROUNDS, cohort or len(federation.train.index), local, SEED)
     expected, parts = composition.train(world, rules)
     private = parts["personal"].own
-    method = Method("composed", **({"objective": (CrossEntropy(),)} | chosen.filled(0)))
+    method = Method("composed", **({"objective": (CrossEntropy(),)} | case.filled(0)))
     result = run(experiment(method, federation=federation, rounds=ROUNDS, cohort=cohort, local=local, seed=SEED))
     assert not result.failures
     # FedMGDA+ solves its quadratic programme to 1e-12, which is then what p is known to
-    tolerance = 1e-10 if chosen.mixing == "fedmgda" else 1e-12
+    tolerance = 1e-10 if case.mixing == "fedmgda" else 1e-12
     scale = np.abs(expected).max()
     np.testing.assert_allclose(theta(result), expected, rtol=0, atol=tolerance * scale)
-    kept = {key: value.numpy() for key, value in leaves(result.snapshot) if key.endswith("personal/private")}
-    assert len(kept) == (len(private) if chosen.personal != "none" else 0)
-    for key, value in kept.items():
-        own = private[int(key.split("/")[0].removeprefix("client "))]
-        np.testing.assert_allclose(value, own, rtol=0, atol=tolerance * scale, err_msg=key)
+    private_values = {key: value.numpy() for key, value in leaves(result.snapshot) if key.endswith("personal/private")}
+    assert len(private_values) == (len(private) if case.personal != "none" else 0)
+    for key, value in private_values.items():
+        reference = private[int(key.split("/")[0].removeprefix("client "))]
+        np.testing.assert_allclose(value, reference, rtol=0, atol=tolerance * scale, err_msg=key)
 
 
-def dealt() -> list[Composition]:
+def pairings() -> list[Composition]:
     """Every drift with every mixing, with whatever is possible in the other slots at random."""
-    draw, found = np.random.default_rng(0), []
-    others = {slot: [*names] for slot, names in (SLOTS | {"local": LOCALS}).items() if slot not in ("drift", "mixing")}
+    draw, cases = np.random.default_rng(0), []
+    rest = {slot: [*names] for slot, names in (SLOTS | {"local": LOCALS}).items() if slot not in ("drift", "mixing")}
     for drift, mixing in product(SLOTS["drift"], SLOTS["mixing"]):
-        chosen = None
-        while chosen is None or not chosen.possible:
-            chosen = Composition(drift=drift, mixing=mixing, **{k: str(draw.choice(v)) for k, v in others.items()})
-        found.append(chosen)
-    return found
+        case = None
+        while case is None or not case.possible:
+            case = Composition(drift=drift, mixing=mixing, **{k: str(draw.choice(v)) for k, v in rest.items()})
+        cases.append(case)
+    return cases
 
 
 HEAVY = [Composition(drift=drift, local=local) for drift, local in product(SLOTS["drift"], ("momentum", "nesterov"))]
 
 
-@pytest.mark.parametrize("chosen", HEAVY, ids=lambda c: f"{c.drift}, {c.local}")
-def test_every_drift_with_momentum(chosen: Composition) -> None:
-    assert_follows_the_round(chosen)
+@pytest.mark.parametrize("case", HEAVY, ids=lambda c: f"{c.drift}, {c.local}")
+def test_every_drift_with_momentum(case: Composition) -> None:
+    assert_follows_the_round(case)
 
 
 @pytest.mark.parametrize("drift", SLOTS["drift"])
@@ -209,12 +209,14 @@ def test_every_drift_where_steps_start_between_two_models(drift: str) -> None:
     assert_follows_the_round(Composition(drift=drift, personal="fedala", local="steps"))
 
 
-DEALT = [pytest.param(c, marks=exhaustive if n % 4 else [], id=" x ".join(astuple(c))) for n, c in enumerate(dealt())]
+PAIRINGS = [
+    pytest.param(c, marks=exhaustive if n % 4 else [], id=" x ".join(astuple(c))) for n, c in enumerate(pairings())
+]
 
 
-@pytest.mark.parametrize("chosen", DEALT)
-def test_every_drift_with_every_mixing_and_some_of_all_else(chosen: Composition) -> None:
-    assert_follows_the_round(chosen)
+@pytest.mark.parametrize("case", PAIRINGS)
+def test_every_drift_with_every_mixing_and_some_of_all_else(case: Composition) -> None:
+    assert_follows_the_round(case)
 
 
 @pytest.mark.parametrize("mixing", ["by_samples", "q_ffl", "norm_bounding"])

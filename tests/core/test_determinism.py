@@ -30,13 +30,13 @@ def settings() -> list[Any]:
         lambda: backends.cudnn.conv.fp32_precision,
         lambda: backends.cudnn.rnn.fp32_precision,
     ]
-    found = []
+    values = []
     for read in reads:
         try:
-            found.append(read())
+            values.append(read())
         except RuntimeError:
-            found.append("mixed")
-    return found
+            values.append("mixed")
+    return values
 
 
 @pytest.fixture
@@ -80,17 +80,17 @@ def refusing() -> None:
 def test_settings_of_users_are_restored(before: Callable[[], None], gpu: None) -> None:
     try:
         before()
-        found = settings()
+        original = settings()
         with determinism.exact_gpu():
             inside = settings()
             assert os.environ[determinism.WORKSPACE] == ":4096:8"
-        assert settings() == found
+        assert settings() == original
         with contextlib.suppress(KeyError), determinism.exact_gpu():
             raise KeyError
-        assert settings() == found
-        assert inside[:4] == [True, False, False, max(found[3], 1)]
+        assert settings() == original
+        assert inside[:4] == [True, False, False, max(original[3], 1)]
         assert not {"tf32", "high", "medium", True} & set(inside[4:])
-        assert "mixed" not in inside or "mixed" in found
+        assert "mixed" not in inside or "mixed" in original
     finally:
         torch.set_deterministic_debug_mode(0)
 
@@ -110,7 +110,7 @@ def test_a_model_may_still_use_the_settings_of_cudnn(gpu: None) -> None:
 def test_without_a_gpu_nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(determinism, "sees_gpu", lambda: False)
     monkeypatch.delenv(determinism.WORKSPACE, raising=False)
-    found = settings()
+    original = settings()
     with determinism.exact_gpu():
-        assert settings() == found
+        assert settings() == original
         assert determinism.WORKSPACE not in os.environ

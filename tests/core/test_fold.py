@@ -33,18 +33,18 @@ def results(count: int, failed: tuple[int, ...] = ()) -> list[Result]:
     def vector() -> torch.Tensor:
         return torch.from_numpy(draw.normal(size=P))
 
-    made = [
+    complete = [
         Result(i, vector(), torch.zeros(0), {"drift": {"control": vector()}}, {"drift": {"c": vector()}})
         for i in range(count)
     ]
     lost = FailureKind.DIVERGED, "lost"
-    return [Result(r.client, failure=Failure(0, r.client, *lost)) if r.client in failed else r for r in made]
+    return [Result(r.client, failure=Failure(0, r.client, *lost)) if r.client in failed else r for r in complete]
 
 
 def test_a_fold_keeps_no_vector_of_its_members_but_their_states() -> None:
     folded = fold(FederatedTask(experiment("scaffold")).plan, results(2), np.full(2, 0.5))
-    assert all(each.update.untyped_storage().nbytes() == 0 and not each.uploads for each in folded.results)
-    assert [len(each.state["drift"]["c"]) for each in folded.results] == [P, P]
+    assert all(result.update.untyped_storage().nbytes() == 0 and not result.uploads for result in folded.results)
+    assert [len(result.state["drift"]["c"]) for result in folded.results] == [P, P]
 
 
 @pytest.mark.parametrize("members", [0, 1, 5, 10, 31, 32, 100, 1000, 4321])
@@ -65,9 +65,9 @@ def test_the_folds_add_up_to_the_weighted_sums_of_those_that_arrived() -> None:
     plan = FederatedTask(experiment("scaffold")).plan
     failed, weights = (3, 4, 5, 6, 7, 8, 77), np.random.default_rng(1).random(100)
     everyone, total = results(100, failed), Fold()
-    made = results(100, failed)
+    members = results(100, failed)
     for block in blocks(100):
-        total.merge(fold(plan, made[block.start : block.stop], weights[block.start : block.stop]))
+        total.merge(fold(plan, members[block.start : block.stop], weights[block.start : block.stop]))
     there = np.array([i not in failed for i in range(100)])
     assert total.arrived == there.tolist()
     arrived = [r for r in everyone if r.failure is None]
@@ -94,10 +94,10 @@ def test_what_remains_of_a_result_holds_no_upload() -> None:
 def test_without_weights_single_updates_are_kept_as_they_were() -> None:
     """A live module's tensors are overwritten for the next client, so a copy is kept."""
     plan = FederatedTask(experiment("scaffold")).plan
-    given = results(2)
-    folded = fold(plan, given, None)
-    expected = given[0].update.clone()
-    given[0].update.zero_()
+    members = results(2)
+    folded = fold(plan, members, None)
+    expected = members[0].update.clone()
+    members[0].update.zero_()
     assert torch.equal(folded.single_uploads[UPDATE][0], expected)
     assert UPDATE not in folded.sums
 
@@ -107,13 +107,13 @@ def test_a_fold_goes_through_shared_memory_and_what_finds_no_room_in_the_message
     plan = FederatedTask(experiment("scaffold")).plan
     folded, segment = fold(plan, results(3), np.ones(3)), Segment(room)
     message, _ = segment.dump(folded)
-    found: Fold = segment.load(message, copy=True)
+    loaded: Fold = segment.load(message, copy=True)
     segment.memory[64:] = bytes(len(segment.memory) - 64)
-    assert torch.equal(found.sums[UPDATE], folded.sums[UPDATE])
-    for mine, given in zip(found.results, folded.results, strict=True):
-        assert torch.equal(mine.state["drift"]["c"], given.state["drift"]["c"])
-    assert found.traffic == folded.traffic
-    assert found.arrived == folded.arrived
+    assert torch.equal(loaded.sums[UPDATE], folded.sums[UPDATE])
+    for result, original in zip(loaded.results, folded.results, strict=True):
+        assert torch.equal(result.state["drift"]["c"], original.state["drift"]["c"])
+    assert loaded.traffic == folded.traffic
+    assert loaded.arrived == folded.arrived
 
 
 @dataclass(frozen=True)
@@ -136,8 +136,8 @@ def counting() -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, 4), nn.BatchNorm1d(4), nn.Linear(4, CLASSES))
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["summed", "kept"])
-def test_buffers_are_averaged_but_for_those_in_which_all_members_agree(known: bool) -> None:
+@pytest.mark.parametrize("is_weighted", [True, False], ids=["summed", "kept"])
+def test_buffers_are_averaged_but_for_those_in_which_all_members_agree(is_weighted: bool) -> None:
     """Also across blocks, the last of which may agree in itself; a failed member has no say."""
     plan = FederatedTask(experiment("fedavg", model=counting)).plan
     draw, size = np.random.default_rng(0), plan.layout.shared_buffers
@@ -148,12 +148,12 @@ def test_buffers_are_averaged_but_for_those_in_which_all_members_agree(known: bo
     buffers[2::3, 3] = buffers[2, 3]  # equal at the last member of each block
     weights, total = draw.random(12), Fold()
     update = torch.zeros(plan.layout.shared_size, dtype=torch.float64)
-    made = [Result(i, update, buffers[i]) for i in range(12)]
-    made[4] = Result(4, failure=Failure(0, 4, FailureKind.DIVERGED, "lost"))
+    members = [Result(i, update, buffers[i]) for i in range(12)]
+    members[4] = Result(4, failure=Failure(0, 4, FailureKind.DIVERGED, "lost"))
     for first in (0, 3, 6, 9):
-        total.merge(fold(plan, made[first : first + 3], weights[first : first + 3] if known else None))
+        total.merge(fold(plan, members[first : first + 3], weights[first : first + 3] if is_weighted else None))
     arrived = np.array(total.arrived)
     p = weights[arrived] / weights[arrived].sum()
-    found = total.buffers(float(weights[arrived].sum()), p)
-    assert torch.equal(found[:2], buffers[0, :2])
-    np.testing.assert_allclose(found, p @ buffers.numpy()[arrived], rtol=1e-12)
+    means = total.buffers(float(weights[arrived].sum()), p)
+    assert torch.equal(means[:2], buffers[0, :2])
+    np.testing.assert_allclose(means, p @ buffers.numpy()[arrived], rtol=1e-12)

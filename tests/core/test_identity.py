@@ -64,7 +64,7 @@ def test_a_function_without_source_is_known_by_its_instructions() -> None:
 
 
 def test_other_code_is_a_warning_for_a_load_and_a_refusal_for_a_resume(tmp_path: Path) -> None:
-    def given(function: Callable[..., Tensor], rounds: int = 1):
+    def with_loss(function: Callable[..., Tensor], rounds: int = 1):
         return experiment(replace(make("fedavg"), objective=(Loss(function, "own"),)), rounds=rounds)
 
     def scaled(by: float) -> Callable[..., Tensor]:
@@ -76,13 +76,13 @@ def test_other_code_is_a_warning_for_a_load_and_a_refusal_for_a_resume(tmp_path:
     first = scaled(1.0)
     second = doubled(1.0)
     first.__qualname__ = second.__qualname__ = "loss"
-    trained = run(given(first), tmp_path / "a").trained
+    trained = run(with_loss(first), tmp_path / "a").trained
     with pytest.warns(UserWarning, match=r"a was trained with other code: method\.\S*: Loss\(own: loss code \w+ "):
-        again = load(given(second), tmp_path / "a")
+        again = load(with_loss(second), tmp_path / "a")
     assert again.snapshot.server.theta.equal(trained.snapshot.server.theta)
     with pytest.raises(CheckpointError, match=r"cannot be continued: .* code"):
-        run(given(second, 2), tmp_path / "a", resume=True)
+        run(with_loss(second, 2), tmp_path / "a", resume=True)
     other = scaled(2.0)
     other.__qualname__ = "loss"
     with pytest.raises(CheckpointError, match="is not a run of this experiment"):
-        load(given(other), tmp_path / "a")
+        load(with_loss(other), tmp_path / "a")

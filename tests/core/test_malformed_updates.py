@@ -40,13 +40,13 @@ class Lying(Drift):
     """One client sends something else as its update, or as a slice of its own."""
 
     how: str = ""
-    own: str = ""
+    slice_form: str = ""
     uploads: ClassVar = {"mine": Reduce.MEAN}
 
     def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
         lies = ctx.client == LIAR
-        mine = forged(self.own, update) if lies and self.own else update
-        uploads = {} if mine is None else {"mine": mine}
+        upload = forged(self.slice_form, update) if lies and self.slice_form else update
+        uploads = {} if upload is None else {"mine": upload}
         return ClientEnd(ctx.state, uploads, forged(self.how, update) if lies and self.how else update)
 
     def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
@@ -54,7 +54,7 @@ class Lying(Drift):
 
 
 @pytest.mark.parametrize(
-    ("how", "own", "sentence"),
+    ("how", "slice_form", "sentence"),
     [
         ("scalar", "", r"its 'update' has the shape \[\] instead of"),
         ("one", "", r"its 'update' has the shape \[1\]"),
@@ -67,10 +67,10 @@ class Lying(Drift):
     ],
 )
 @pytest.mark.parametrize("compute", ["live", "batched"])
-def test_it_is_left_out_and_counted(how: str, own: str, sentence: str, compute: str) -> None:
-    method = replace(make("fedavg"), drift=Lying(how, own))
+def test_it_is_left_out_and_counted(how: str, slice_form: str, sentence: str, compute: str) -> None:
+    method = replace(make("fedavg"), drift=Lying(how, slice_form))
     settings: dict[str, Any] = {"rounds": 2, "compute": compute}
-    if own == "scalar":  # the first of its block: its slice cannot be told from that of the others
+    if slice_form == "scalar":  # the first of its block: its slice cannot be told from that of the others
         with pytest.raises(ClientError, match="'drift/mine' in the shapes"):
             go(method, **settings)
         return
@@ -117,6 +117,6 @@ def test_single_uploads_have_equal_shapes() -> None:
 @pytest.mark.parametrize("how", ["scalar", "longer", "float32"])
 def test_the_round_is_that_of_the_others(how: str) -> None:
     """The weight of the client is redistributed, as if its work had failed."""
-    lying, failing = (go(replace(make("fedavg"), drift=Lying(one))) for one in (how, "failure"))
+    lying, failing = (go(replace(make("fedavg"), drift=Lying(form))) for form in (how, "failure"))
     np.testing.assert_array_equal(theta(lying), theta(failing))
     assert {f.kind for f in failing.failures} == {FailureKind.CODE}

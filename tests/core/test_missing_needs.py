@@ -90,8 +90,8 @@ class Corrects(Drift):
             case "nothing":
                 return grad + (ctx.local or {})["control"]
             case _:
-                kept = ctx.local
-                return grad + kept["control"]
+                constants = ctx.local
+                return grad + constants["control"]
 
 
 @pytest.mark.parametrize("compute", EVERY)

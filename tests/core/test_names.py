@@ -61,25 +61,25 @@ def test_every_preset_keeps_its_name() -> None:
 
 
 def test_the_command_lines_names_are_the_same() -> None:
-    made = build(resolve(["method=feddyn", "method.server=adam", "clients=2"])).method
-    assert made.name == experiment(replace(methods.feddyn(), server=Adam())).method.name == "feddyn+adam"
+    method = build(resolve(["method=feddyn", "method.server=adam", "clients=2"])).method
+    assert method.name == experiment(replace(methods.feddyn(), server=Adam())).method.name == "feddyn+adam"
 
 
 def test_another_loss_gives_the_same_name_everywhere() -> None:
     words = ["method=fedprox", "method.objective=[binary_cross_entropy,proximal]", "clients=2"]
-    made = build(resolve(words)).method
-    assert made.name == methods.fedprox().with_loss(BinaryCrossEntropy()).name == "fedprox+binary_cross_entropy"
+    method = build(resolve(words)).method
+    assert method.name == methods.fedprox().with_loss(BinaryCrossEntropy()).name == "fedprox+binary_cross_entropy"
 
 
 def test_what_a_method_sets_of_a_whole_family_of_parts_stays_with_another_of_them() -> None:
-    def made(*words: str) -> Method:
+    def method_of(*words: str) -> Method:
         return build_method(resolve([*words]))
 
-    assert made("method=dpsgd", "method.topology=torus").topology == Torus(combine_first=True)
-    assert made("method=dpsgd", "method.topology=torus", "method.topology.combine_first=false").topology == Torus()
-    assert made("method=sgp", "method.topology=ring").topology == Ring(push_sum=True)
-    assert made("method=dpsgd", "method.topology=hierarchy").topology == Hierarchy()
+    assert method_of("method=dpsgd", "method.topology=torus").topology == Torus(combine_first=True)
+    assert method_of("method=dpsgd", "method.topology=torus", "method.topology.combine_first=false").topology == Torus()
+    assert method_of("method=sgp", "method.topology=ring").topology == Ring(push_sum=True)
+    assert method_of("method=dpsgd", "method.topology=hierarchy").topology == Hierarchy()
     config = resolve(["method=fedadam", "method.lr=0.3", "method.server=yogi"])
     assert build_method(config).server == Yogi(lr=0.3)
     assert RUN.complete(config.values) == config.values  # nor has what config.yaml says twice no effect
-    assert made("method=aaggff_s", "method.mixing=aaggff_d").mixing == AAggFFD()  # which has defaults of its own
+    assert method_of("method=aaggff_s", "method.mixing=aaggff_d").mixing == AAggFFD()  # which has defaults of its own

@@ -42,7 +42,7 @@ FEDAVG = make("fedavg")
 
 
 @pytest.mark.parametrize(
-    ("slot", "held", "sentence"),
+    ("slot", "part", "sentence"),
     [
         ("mixing", Uniform, r"mixing is the class Uniform; give an instance, Uniform\(\.\.\.\)"),
         ("mixing", Scaffold(), "mixing is a Scaffold, but it must be a Mixing"),
@@ -53,9 +53,9 @@ FEDAVG = make("fedavg")
         ("name", 3, "the name of a method is text, not 3"),
     ],
 )
-def test_a_slot_holds_its_own_parts(slot: str, held: Any, sentence: str) -> None:
+def test_a_slot_holds_its_own_parts(slot: str, part: Any, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        replace(FEDAVG, **{slot: held})
+        replace(FEDAVG, **{slot: part})
 
 
 @pytest.mark.parametrize(
@@ -78,23 +78,23 @@ def test_declarations_have_their_form(declared: dict[str, Any], sentence: str) -
 
 def with_scalar(value: float) -> dict[str, Any]:
     """A pair that trains a scalar beside v, from this value."""
-    return {"private_start": lambda _, received, *others: torch.cat([received, received.new_tensor([value])])}
+    return {"private_start": lambda _, received, *rest: torch.cat([received, received.new_tensor([value])])}
 
 
 @pytest.mark.parametrize(
     ("declared", "sentence"),
     [
         ({"private_start": lambda *_: 0.5}, "personal 'declares': private_start returned 0.5 instead of a vector"),
-        *((with_scalar(one), rf"private_start adds \[{one}\] to v, but these must be") for one in (2.0, -0.5, np.nan)),
+        *((with_scalar(v), rf"private_start adds \[{v}\] to v, but these must be") for v in (2.0, -0.5, np.nan)),
         *(
-            ({"uses": lambda *_, one=one: (Use(lam=one),)}, f"uses returned λ = {one!r}, but it must be a number")
-            for one in (5, -1, np.nan, "a", None)
+            ({"uses": lambda *_, lam=lam: (Use(lam=lam),)}, f"uses returned λ = {lam!r}, but it must be a number")
+            for lam in (5, -1, np.nan, "a", None)
         ),
         (
             with_scalar(0.5) | {"uses": lambda self, client, own, _: (Use(lam=2 * float(own()["private"][-1])),)},
             r"uses returned λ = 2.0 for the scalars \[1.0\], but it must be a number",
         ),
-        *(({"uses": lambda *_, one=one: one}, "but it must be a tuple of Use") for one in ((), 1.0, [Use()])),
+        *(({"uses": lambda *_, uses=uses: uses}, "but it must be a tuple of Use") for uses in ((), 1.0, [Use()])),
     ],
 )
 def test_scalars_of_paired_parts_lie_between_0_and_1(declared: dict[str, Any], sentence: str) -> None:
@@ -114,7 +114,7 @@ class HeadByName(Personal):
 
 
 def test_private_may_return_nothing_for_shared_parameters() -> None:
-    by_name, head = (go(replace(FEDAVG, name="m", personal=one)) for one in (HeadByName(), PrivateHead()))
+    by_name, head = (go(replace(FEDAVG, name="m", personal=part)) for part in (HeadByName(), PrivateHead()))
     assert torch.equal(_theta(by_name), _theta(head))
 
 
@@ -122,18 +122,18 @@ def test_a_misspelt_hook_is_named() -> None:
     def same(self: Any, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
         return state, update
 
-    def made(**methods: Any) -> Drift:
+    def own_drift(**methods: Any) -> Drift:
         return dataclass(frozen=True)(type("Own", (Drift,), methods))()
 
     with pytest.raises(ConfigError, match="drift 'own' does nothing: it has no hook 'corect'; did you mean 'correct'"):
-        replace(FEDAVG, drift=made(corect=same))
-    for drift in (made(), made(unlike=same), made(_corect=same), made(corect=same, correct=same)):
+        replace(FEDAVG, drift=own_drift(corect=same))
+    for drift in (own_drift(), own_drift(unlike=same), own_drift(_corect=same), own_drift(corect=same, correct=same)):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert replace(FEDAVG, drift=drift).drift is drift
-    with pytest.warns(UserWarning, match="drift 'own': 'corect' is not a hook; did you mean 'correct'") as caught:
-        replace(FEDAVG, drift=made(corect=same, grad=lambda self, g, w, ctx: g))
-    assert "call it '_corect'" in str(caught[0].message)
+    with pytest.warns(UserWarning, match="drift 'own': 'corect' is not a hook; did you mean 'correct'") as records:
+        replace(FEDAVG, drift=own_drift(corect=same, grad=lambda self, g, w, ctx: g))
+    assert "call it '_corect'" in str(records[0].message)
 
 
 def test_terms_may_come_as_a_list_or_alone() -> None:
@@ -307,33 +307,33 @@ def test_what_the_server_makes_has_the_promised_shape(changes: dict[str, Any], s
 class Server(Drift):
     """A drift whose halves at the server return something else."""
 
-    made: Any = None
+    value: Any = None
     at: str = "correct"
 
     def init_server(self, theta: Tensor, facts: Facts) -> Tree:
-        return self.made if self.at == "init_server" else {}
+        return self.value if self.at == "init_server" else {}
 
     def init_client(self, theta: Tensor) -> Tree:
-        return self.made if self.at == "init_client" else {}
+        return self.value if self.at == "init_client" else {}
 
     def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
-        return self._made(state, update) if self.at == "correct" else (state, update)
+        return self._output(state, update) if self.at == "correct" else (state, update)
 
     def refine(self, state: Tree, theta: Tensor, buffers: Tensor, info: RoundInfo) -> Halves:
-        return self._made(state, theta) if self.at == "refine" else (state, theta)
+        return self._output(state, theta) if self.at == "refine" else (state, theta)
 
-    def _made(self, state: Tree, vector: Tensor) -> Any:
-        return self.made(state, vector) if callable(self.made) else self.made
+    def _output(self, state: Tree, vector: Tensor) -> Any:
+        return self.value(state, vector) if callable(self.value) else self.value
 
 
 @dataclass(frozen=True)
 class Step(ServerOptimizer):
     """A server optimiser that returns something else."""
 
-    made: Any = None
+    value: Any = None
 
     def step(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Any:
-        return self.made
+        return self.value
 
 
 class Sending(ServerOptimizer):
@@ -348,23 +348,23 @@ class Combining(Mixing):
     """A mixing that returns something else as its coefficients, or as its own step."""
 
     p: Any = (({}, np.full(6, 1 / 6)),)
-    made: Any = None
+    value: Any = None
 
     def coefficients(self, state: Tree, info: RoundInfo) -> Any:
         return self.p[0]
 
     def combine(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Any:
-        return self.made
+        return self.value
 
 
 @dataclass(frozen=True)
 class Receives(Uplink):
     """An uplink that changes something else at the server."""
 
-    made: Any = None
+    value: Any = None
 
     def receive(self, state: Tree, received: Any, uploads: Tree, info: RoundInfo) -> Any:
-        return self.made
+        return self.value
 
 
 @pytest.mark.parametrize(
@@ -436,13 +436,13 @@ class Numbers(Drift):
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.float32])
 def test_whole_numbers_are_averaged_as_numbers(dtype: torch.dtype) -> None:
     result = go(replace(FEDAVG, drift=Numbers(dtype)), rounds=1)
-    found, one = result.snapshot.server.parts["drift"], 1 if dtype is torch.bool else 100
-    assert found["sum"] == 3 * one
-    assert found["mean"] == one / 2
-    assert found["share"] == one / 2
-    assert 0 < found["mix"] < one
-    assert found["all"].tolist() == [0, one] * 3
-    assert found["all"].dtype == dtype
+    state, unit = result.snapshot.server.parts["drift"], 1 if dtype is torch.bool else 100
+    assert state["sum"] == 3 * unit
+    assert state["mean"] == unit / 2
+    assert state["share"] == unit / 2
+    assert 0 < state["mix"] < unit
+    assert state["all"].tolist() == [0, unit] * 3
+    assert state["all"].dtype == dtype
 
 
 def test_whole_numbers_pass_a_secure_sum() -> None:

@@ -70,28 +70,32 @@ COUNTING = [kind(starts=starts) for kind in (CountingDitto, CountingHead) for st
 @pytest.mark.parametrize("compute", ["live", "batched"])
 def test_a_personal_part_has_a_state_beside_private_parameters(personal: Personal, compute: str) -> None:
     plain = Ditto() if isinstance(personal, Ditto) else PrivateHead()
-    counted, bare = (go(replace(FEDAVG, personal=one), compute=compute) for one in (personal, plain))
-    for client, state in counted.snapshot.store:
-        mine = state["personal"]
-        assert mine["n"] == 3
+    counting, bare = (go(replace(FEDAVG, personal=part), compute=compute) for part in (personal, plain))
+    for client, state in counting.snapshot.store:
+        values = state["personal"]
+        assert values["n"] == 3
         expected = bare.snapshot.store.get(client)
         assert expected is not None
-        torch.testing.assert_close(mine["private"], expected["personal"]["private"])
+        torch.testing.assert_close(values["private"], expected["personal"]["private"])
     by_processes = go(
         replace(FEDAVG, personal=personal), compute=compute, engine="processes", engine_settings={"workers": 2}
     )
-    assert_same_run(by_processes, counted)
+    assert_same_run(by_processes, counting)
 
 
 @pytest.mark.parametrize("personal", [*COUNTING, KeepingHead()], ids=repr)
 @pytest.mark.parametrize("client_state", ["memory", "disk"])
 def test_both_survive_an_interruption(personal: Personal, client_state: str, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"cohort": 4, "client_state": client_state}
-    work = experiment(replace(FEDAVG, personal=personal), **settings)
-    whole = run(work, out=tmp_path / "whole")
-    run(work, out=tmp_path / "cut", checkpoint_every=1, keep=3)
-    back_to(tmp_path / "cut", 2)
-    assert_same_state(run(work, tmp_path / "cut", resume=True).snapshot, whole.snapshot)
+    assert_survives_an_interruption(replace(FEDAVG, personal=personal), client_state, tmp_path)
+
+
+def assert_survives_an_interruption(method: Method, client_state: str, folder: Path) -> None:
+    """A run that goes on from its second round ends in the state of one that was never interrupted."""
+    work = experiment(method, cohort=4, client_state=client_state)
+    full_run = run(work, out=folder / "whole")
+    run(work, out=folder / "cut", checkpoint_every=1, keep=3)
+    back_to(folder / "cut", 2)
+    assert_same_state(run(work, folder / "cut", resume=True).snapshot, full_run.snapshot)
 
 
 @dataclass(frozen=True)
@@ -113,11 +117,7 @@ class Remembering(Drift):
 
 @pytest.mark.parametrize("client_state", ["memory", "disk"])
 def test_states_that_grow_survive_an_interruption(client_state: str, tmp_path: Path) -> None:
-    work = experiment(replace(FEDAVG, drift=Remembering()), cohort=4, client_state=client_state)
-    whole = run(work, out=tmp_path / "whole")
-    run(work, out=tmp_path / "cut", checkpoint_every=1, keep=3)
-    back_to(tmp_path / "cut", 2)
-    assert_same_state(run(work, tmp_path / "cut", resume=True).snapshot, whole.snapshot)
+    assert_survives_an_interruption(replace(FEDAVG, drift=Remembering()), client_state, tmp_path)
 
 
 @pytest.mark.parametrize("called", ["private", "buffers"])
@@ -145,7 +145,7 @@ def test_states_do_not_share_memory_with_the_library(tmp_path: Path) -> None:
     method = replace(FEDAVG, drift=Aliasing())
     serial = go(method)
     weights = [state["drift"]["weight"] for _, state in serial.snapshot.store]
-    assert not any(torch.equal(weights[0], other) for other in weights[1:])
+    assert not any(torch.equal(weights[0], weight) for weight in weights[1:])
     assert_same_run(go(method, engine="processes", engine_settings={"workers": 2}), serial)
     assert_same_state(run(experiment(method), out=tmp_path / "kept").snapshot, serial.snapshot)
 
@@ -175,24 +175,24 @@ def test_server_states_may_be_the_model_and_its_update(tmp_path: Path) -> None:
 class Norm(Term):
     """(μ/2)‖logits‖² with μ as a setting, a constant of the round, or a client's state."""
 
-    kept: str = "setting"
+    place: str = "setting"
 
     def init_client(self, theta: Tensor) -> Tree:
-        return {"mu": theta.new_tensor(2.0)} if self.kept == "state" else {}
+        return {"mu": theta.new_tensor(2.0)} if self.place == "state" else {}
 
     def begin(self, ctx: Context) -> Tree:
-        return {"mu": ctx.received.new_tensor(2.0)} if self.kept == "round" else {}
+        return {"mu": ctx.received.new_tensor(2.0)} if self.place == "round" else {}
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
-        mu = {"setting": {"mu": 2.0}, "round": ctx.local, "state": ctx.state}[self.kept]["mu"]
+        mu = {"setting": {"mu": 2.0}, "round": ctx.local, "state": ctx.state}[self.place]["mu"]
         return mu / 2 * out.logits.square().sum(1)
 
 
-@pytest.mark.parametrize("kept", ["round", "state"])
+@pytest.mark.parametrize("place", ["round", "state"])
 @pytest.mark.parametrize("mixing", [QFFL(1.0), AFL(), TERM(1.0)], ids=repr)
-def test_mixings_see_losses_with_all_their_terms(kept: str, mixing: Mixing) -> None:
-    runs = [go(Method("m", (CrossEntropy(), Norm(one)), mixing=mixing)) for one in ("setting", kept)]
+def test_mixings_see_losses_with_all_their_terms(place: str, mixing: Mixing) -> None:
+    runs = [go(Method("m", (CrossEntropy(), Norm(source)), mixing=mixing)) for source in ("setting", place)]
     assert_same_records(runs[0].history, runs[1].history, tolerance=1e-12)
     np.testing.assert_allclose(theta(runs[0]), theta(runs[1]), rtol=0, atol=1e-12)
-    method = Method("m", (CrossEntropy(), Norm(kept)), mixing=mixing)
+    method = Method("m", (CrossEntropy(), Norm(place)), mixing=mixing)
     assert_same_run(go(method, engine="processes", engine_settings={"workers": 2}), runs[1])

@@ -48,41 +48,42 @@ REGISTRIES: list[Registry[Any]] = [
     target_methods,
 ]
 RANGED = [
-    (entry.factory, name, known)
+    (entry.factory, name, bounds)
     for registry in REGISTRIES
     for entry in registry
     if isinstance(entry.factory, type)
-    for name, known in ranges(entry.factory).items()
+    for name, bounds in ranges(entry.factory).items()
 ]
 RECORDS = [
     Local, SGDConfig, Evaluation, Checkpoints, EarlyStopping, Guide, Response, SelectiveResponse, Measures, Hedge,
     SearchSettings, ClassifierTraining, EvalConfig, Quota, Deployment,
 ]  # fmt: skip
-RANGED += [(kind, name, known) for kind in RECORDS for name, known in ranges(kind).items()]
+RANGED += [(kind, name, bounds) for kind in RECORDS for name, bounds in ranges(kind).items()]
 
 INF = float("inf")
 
 
 def test_every_declared_range_is_checked_when_the_part_is_made() -> None:
     """Also in classes with checks of their own, which have to call those of their base class."""
-    for kind, name, known in RANGED:
+    for kind, name, bounds in RANGED:
         types = {f.name: str(f.type) for f in fields(kind)}
         if name not in types:  # a word about the class, like the kind of targets of a loss
             continue
-        needed = [f.name for f in fields(kind) if f.default is f.default_factory is MISSING]
-        required: dict[str, Any] = {one: "somewhere" if types[one] == "Path" else (1.0,) for one in needed}
-        if isinstance(known, Words):
+        names = [f.name for f in fields(kind) if f.default is f.default_factory is MISSING]
+        required: dict[str, Any] = {key: "somewhere" if types[key] == "Path" else (1.0,) for key in names}
+        if isinstance(bounds, Words):
             wrong, must = {"nonsense"}, ".*nonsense"
         else:
-            low, high = known.low if known.above else known.low - 1, known.high if known.below else 2 * known.high + 1
-            wrong = {low, high, known.low - 1, float("nan"), INF} - ({-INF, INF} if known.infinite else {-INF})
+            low = bounds.low if bounds.above else bounds.low - 1
+            high = bounds.high if bounds.below else 2 * bounds.high + 1
+            wrong = {low, high, bounds.low - 1, float("nan"), INF} - ({-INF, INF} if bounds.infinite else {-INF})
             must = "must "
         for value in wrong:
             in_mapping = types[name].startswith("Mapping")
-            given = {"head": value} if in_mapping else (value,) if name in required else value
-            told = "(must|is {head: nan}, but it must be a mapping of names to numbers)" if in_mapping else must
-            with pytest.raises(ConfigError, match=rf"\b{name} {told}"):
-                kind(**required | {name: given})
+            setting = {"head": value} if in_mapping else (value,) if name in required else value
+            message = "(must|is {head: nan}, but it must be a mapping of names to numbers)" if in_mapping else must
+            with pytest.raises(ConfigError, match=rf"\b{name} {message}"):
+                kind(**required | {name: setting})
 
 
 def test_there_are_many() -> None:

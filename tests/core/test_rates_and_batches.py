@@ -91,7 +91,7 @@ def test_fednova_normalises_by_what_the_steps_moved(settings: dict[str, Any]) ->
 def test_batched_is_live_under_every_schedule(method: str, settings: dict[str, Any]) -> None:
     local = Local(**{"steps": 3, "batch_size": 4, "lr": 0.1} | settings)
     results = [go(method, local=local, compute=compute, rounds=2) for compute in ("live", "batched")]
-    assert_same_state(*(one.snapshot for one in results), 1e-10)
+    assert_same_state(*(result.snapshot for result in results), 1e-10)
 
 
 OPTIMISERS: dict[str, tuple[dict[str, Any], Any]] = {
@@ -113,15 +113,15 @@ OPTIMISERS: dict[str, tuple[dict[str, Any], Any]] = {
 def test_optimisers_are_those_of_pytorch(name: str, compute: str) -> None:
     settings, make = OPTIMISERS[name]
     federation, net = classes((9,)), linear().double()
-    optimiser, own = make(net), federation.train.client(0)
+    optimiser, samples = make(net), federation.train.client(0)
     local = Local(steps=4, batch_size=0, lr=0.1, **settings)
-    found = fl.run("fedavg", federation, linear, local=local, dtype="float64", rounds=1, compute=compute)
+    result = fl.run("fedavg", federation, linear, local=local, dtype="float64", rounds=1, compute=compute)
     for _ in range(4):
         optimiser.zero_grad()
-        nn.functional.cross_entropy(net(own.x), own.y).backward()
+        nn.functional.cross_entropy(net(samples.x), samples.y).backward()
         optimiser.step()
     expected = torch.cat([net.weight.detach().flatten(), net.bias.detach()])
-    np.testing.assert_allclose(theta(found), expected, atol=1e-12)
+    np.testing.assert_allclose(theta(result), expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("compute", ["live", "batched"])
@@ -135,14 +135,14 @@ def test_rates_hold_for_private_parameters_and_second_models(method: str, comput
     still = go(method, local=Local(steps=3, batch_size=4, lr=0.1, rates={"head": 1e-300}), compute=compute)
     start = go(method, rounds=0).trained
     for client in range(6):
-        one, other = (run.trained.client(client) if run is still else run.client(client) for run in (still, start))
-        assert torch.allclose(one.module.head.weight, other.module.head.weight, rtol=0, atol=1e-15)
+        head, first_head = still.trained.client(client).module.head, start.client(client).module.head
+        assert torch.allclose(head.weight, first_head.weight, rtol=0, atol=1e-15)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedprox", "ditto", "moon"])
 def test_accumulated_gradients_are_those_of_the_batch(method: str) -> None:
     results = [go(method, local=Local(epochs=2, batch_size=7, lr=0.1, micro_batch=size)) for size in (None, 3)]
-    assert_same_state(*(one.snapshot for one in results), 1e-12)
+    assert_same_state(*(result.snapshot for result in results), 1e-12)
 
 
 def test_batches_that_are_whole_alone_are_not_cut() -> None:
@@ -171,26 +171,26 @@ def test_a_last_batch_of_one_does_not_cost_the_client_with_batch_normalisation()
 
 def test_fractions_of_epochs_are_their_first_batches() -> None:
     rows = np.arange(10)
-    one = Local(batch_size=3).batches(rows, 0, 0, 0)
+    epoch = Local(batch_size=3).batches(rows, 0, 0, 0)
     half = Local(batch_size=3, epochs=0.5).batches(rows, 0, 0, 0)
     more = Local(batch_size=3, epochs=1.25).batches(rows, 0, 0, 0)
-    assert [len(one), len(half), len(more)] == [4, 2, 5]
-    for a, b in ((one, half), (more, one)):
+    assert [len(epoch), len(half), len(more)] == [4, 2, 5]
+    for a, b in ((epoch, half), (more, epoch)):
         assert all(np.array_equal(x, y) for x, y in zip(a, b, strict=False))
     assert Local(batch_size=3, epochs=0.01).steps_for(10) == 1
 
 
 def test_a_cosine_goes_to_the_last_round_of_the_run(tmp_path: Any) -> None:
-    made = experiment(local=Local(schedule="cosine", lr=0.1), rounds=4)
-    assert made.local == Local(schedule="cosine", lr=0.1, horizon=4)
+    shorter = experiment(local=Local(schedule="cosine", lr=0.1), rounds=4)
+    assert shorter.local == Local(schedule="cosine", lr=0.1, horizon=4)
     for horizon, changed in ((None, ["local.horizon: 4 → 8"]), (4, None)):
         out = tmp_path / str(horizon)
-        run(made, out)
+        run(shorter, out)
         longer = experiment(local=Local(schedule="cosine", lr=0.1, horizon=horizon), rounds=8)
         assert run(longer, out, resume=True).history[4].get("changed") == changed  # told, where it changes
 
 
-@pytest.mark.parametrize(("settings", "told"), [
+@pytest.mark.parametrize(("settings", "sentence"), [
     ({"schedule": "cosin"}, "local.schedule is 'cosin'; did you mean 'cosine'"),
     ({"step_schedule": "steps"}, "local.step_schedule is 'steps'"),
     ({"milestones": (3,)}, "milestones are used by schedule=milestones"),
@@ -198,8 +198,8 @@ def test_a_cosine_goes_to_the_last_round_of_the_run(tmp_path: Any) -> None:
     ({"rates": {"head": 0.0}}, "rates must be a finite number greater than 0"),
     ({"optimiser": "adamw", "momentum": 0.5}, "momentum belongs to sgd"),
 ])  # fmt: skip
-def test_settings_that_would_do_nothing_are_refused(settings: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_settings_that_would_do_nothing_are_refused(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
         Local(**settings)
 
 
@@ -213,6 +213,6 @@ def test_functions_of_ones_own_return_factors() -> None:
 def test_dropped_batches_are_counted_as_passes_over_the_data() -> None:
     """Three epochs of two batches are three passes for the accountant, though n/B rounds up to three batches."""
     local = Local(epochs=3, batch_size=2, last_batch="drop", dp_clip=1.0, dp_noise=1.0)
-    found = ExampleAccountant.of(local, 5, 1e-5)
-    assert found is not None
-    assert found.times == 3
+    accountant = ExampleAccountant.of(local, 5, 1e-5)
+    assert accountant is not None
+    assert accountant.times == 3

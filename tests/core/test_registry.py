@@ -114,13 +114,13 @@ PACKAGES: dict[str, Registry] = {
 def test_a_package_names_all_that_its_modules_register(package: str) -> None:
     """Its tables are written by hand; a factory that is missing would be unknown until its module is imported."""
     registry, home = PACKAGES[package], import_module(package)
-    named = registry.names()
+    names = registry.names()
     modules = [import_module(f"{home.__name__}.{module.name}") for module in pkgutil.iter_modules(home.__path__)]
-    assert registry.names() == named
+    assert registry.names() == names
     assert all(entry.place.endswith(entry.factory.__name__) for entry in registry)
     assert all(registry.name_of(entry.factory) == entry.name for entry in registry)
-    own = [kind for module in modules for kind in vars(module).values() if isinstance(kind, type)]
-    parts = [kind for kind in own if issubclass(kind, Part) and kind.__module__.startswith(home.__name__)]
+    classes = [kind for module in modules for kind in vars(module).values() if isinstance(kind, type)]
+    parts = [kind for kind in classes if issubclass(kind, Part) and kind.__module__.startswith(home.__name__)]
     assert all(registry.name_of(kind) or kind is Loss or kind.__subclasses__() for kind in parts)
     for node in ast.walk(ast.parse(getsource(home))):
         for name in (alias.asname for alias in node.names) if isinstance(node, ast.ImportFrom) else ():
@@ -129,11 +129,11 @@ def test_a_package_names_all_that_its_modules_register(package: str) -> None:
 
 @pytest.mark.parametrize("package", ["methods", "models", "attacks", "objectives"])
 def test_making_by_name_is_spelt_alike(package: str) -> None:
-    made = {"methods": "feddyn", "models": "mlp", "attacks": "sign_flip", "objectives": "proximal"}
+    names = {"methods": "feddyn", "models": "mlp", "attacks": "sign_flip", "objectives": "proximal"}
     sizes = {"classes": 3, "inputs": (4,)} if package == "models" else {}
-    assert getattr(fl, package).make(made[package], **sizes)
-    with pytest.raises(ConfigError, match=f"did you mean '{made[package]}'"):
-        getattr(fl, package).make(made[package] + "s")
+    assert getattr(fl, package).make(names[package], **sizes)
+    with pytest.raises(ConfigError, match=f"did you mean '{names[package]}'"):
+        getattr(fl, package).make(names[package] + "s")
 
 
 def test_names_are_known_before_anything_is_imported_for_them() -> None:
@@ -166,11 +166,11 @@ def test_any_other_name_is_refused_in_one_sentence(name: str) -> None:
     for registry in (methods, models, engines, *SLOTS.values()):
         if name in registry:
             continue
-        with pytest.raises(ConfigError) as caught:
+        with pytest.raises(ConfigError) as error:
             registry.make(name)
-        assert repr(name) in str(caught.value)
-        assert str(caught.value).endswith(".")
-        assert "\n" not in str(caught.value)
+        assert repr(name) in str(error.value)
+        assert str(error.value).endswith(".")
+        assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("slot", SLOTS)

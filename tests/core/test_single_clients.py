@@ -32,21 +32,21 @@ OWN: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("compute", ["live", "batched"])
-@pytest.mark.parametrize("own", OWN.values(), ids=OWN)
+@pytest.mark.parametrize("settings", OWN.values(), ids=OWN)
 @pytest.mark.parametrize("method", ["fedavg", "fedper", "superfed_mm"])
-def test_a_client_trains_as_if_all_had_its_settings(method: str, own: dict[str, Any], compute: str) -> None:
+def test_a_client_trains_as_if_all_had_its_settings(method: str, settings: dict[str, Any], compute: str) -> None:
     """θ^2 is that of the client that alone takes part."""
-    here = go(method, local=BASE, client_local={"2": own}, presence=ALONE, rounds=2, compute=compute)
-    expected = go(method, local=replace(BASE, **own), presence=ALONE, rounds=2)
+    here = go(method, local=BASE, client_local={"2": settings}, presence=ALONE, rounds=2, compute=compute)
+    expected = go(method, local=replace(BASE, **settings), presence=ALONE, rounds=2)
     assert_same_state(here.snapshot, expected.snapshot, 1e-10)
 
 
-@pytest.mark.parametrize("own", OWN.values(), ids=OWN)
+@pytest.mark.parametrize("settings", OWN.values(), ids=OWN)
 @pytest.mark.parametrize("method", ["fedavg", "feddyn", "fedper", "ditto", "fedrep"])
-def test_batched_is_live_where_clients_differ(method: str, own: dict[str, Any]) -> None:
-    mixed = {"1": own, "4": {"epochs": 1}}
+def test_batched_is_live_where_clients_differ(method: str, settings: dict[str, Any]) -> None:
+    mixed = {"1": settings, "4": {"epochs": 1}}
     results = [go(method, local=BASE, client_local=mixed, rounds=2, compute=compute) for compute in ("live", "batched")]
-    assert_same_state(*(one.snapshot for one in results), 1e-10)
+    assert_same_state(*(result.snapshot for result in results), 1e-10)
     plain = go(method, local=BASE, rounds=2)
     assert not np.allclose(theta(plain), theta(results[0]), atol=1e-6)
 
@@ -73,17 +73,17 @@ def test_control_variates_are_gradients_where_rates_differ() -> None:
 
 
 def test_clients_join_and_leave_with_their_states(tmp_path: Path) -> None:
-    made = experiment("scaffold", presence={"1": (2,), "4": (0, 3)}, rounds=5, local=BASE)
-    task = FederatedTask(made)
+    setup = experiment("scaffold", presence={"1": (2,), "4": (0, 3)}, rounds=5, local=BASE)
+    task = FederatedTask(setup)
     members = [task.timeline.step(t).clients.tolist() for t in range(5)]
     assert members == [[0, 2, 3, 4, 5], [0, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 5], [0, 1, 2, 3, 5]]
-    whole = run(made)
-    left = run(replace(made, rounds=3))
-    for result in (whole, left):  # the client that left keeps its state
+    full_run = run(setup)
+    left = run(replace(setup, rounds=3))
+    for result in (full_run, left):  # the client that left keeps its state
         state = result.snapshot.store.get(4)["drift"]["c"]
         assert torch.equal(state, left.snapshot.store.get(4)["drift"]["c"])
-    run(replace(made, rounds=2), tmp_path)
-    assert_same_state(run(made, tmp_path, resume=True).snapshot, whole.snapshot)
+    run(replace(setup, rounds=2), tmp_path)
+    assert_same_state(run(setup, tmp_path, resume=True).snapshot, full_run.snapshot)
 
 
 def test_cohorts_are_shares_of_those_present() -> None:
@@ -99,15 +99,15 @@ def test_a_run_does_not_go_on_with_clients_that_come_at_other_times() -> None:
 
 def test_names_and_patterns(tmp_path: Path) -> None:
     federation = replace(classes(), names=("phone a", "phone b", "server", "x", "y", "z"))
-    made = experiment(federation=federation, client_local={"phone*": {"epochs": 1}, "phone b": {"lr": 0.5}})
-    assert {k: (one.epochs, one.lr) for k, one in made.own_local.items()} == {0: (1, 0.2), 1: (1, 0.5)}
+    setup = experiment(federation=federation, client_local={"phone*": {"epochs": 1}, "phone b": {"lr": 0.5}})
+    assert {k: (local.epochs, local.lr) for k, local in setup.own_local.items()} == {0: (1, 0.2), 1: (1, 0.5)}
     words = ["client_local={1*:{epochs:2},3:{lr:0.5}}", "presence={4:[5],5:[0,9]}", "clients=12", "model=logistic"]
-    found = build(resolve(words))
-    assert sorted(found.own_local) == [1, 3, 10, 11]
-    assert found.presence == {"4": (5,), "5": (0, 9)}
+    typed_setup = build(resolve(words))
+    assert sorted(typed_setup.own_local) == [1, 3, 10, 11]
+    assert typed_setup.presence == {"4": (5,), "5": (0, 9)}
 
 
-@pytest.mark.parametrize(("settings", "told"), [
+@pytest.mark.parametrize(("settings", "sentence"), [
     ({"client_local": {"2": {"schedule": "cosine"}}}, "client_local: 2 has no own 'schedule'"),
     ({"client_local": {"9": {"lr": 0.1}}}, "client_local names client '9', but there is none"),
     ({"client_local": {"2": {"lr": -1.0}}}, r"local\.lr must be"),
@@ -118,8 +118,8 @@ def test_names_and_patterns(tmp_path: Path) -> None:
     ({"presence": {"2": (3,)}, "local": Local(dp_clip=1.0, dp_noise=1.0)}, "counts the same rounds for all clients"),
     ({"presence": {"2": (3,)}, "method": "centralised"}, "trains on pooled data"),
 ])  # fmt: skip
-def test_what_cannot_be_is_one_sentence(settings: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_what_cannot_be_is_one_sentence(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
         experiment(settings.pop("method", "fedavg"), **settings)
 
 
@@ -133,15 +133,15 @@ def test_settings_and_presence_of_clients_come_from_tables(tmp_path: Path) -> No
     (tmp_path / "settings.csv").write_text("client,epochs,lr\n1,,0.05\n2,1,\n")
     (tmp_path / "who.csv").write_text("client,joins,leaves\n0,1,\n1,0,2\n")
     files = {"client_local": tmp_path / "settings.csv", "presence": tmp_path / "who.csv"}
-    read, said = (
+    by_tables, by_words = (
         experiment(local=BASE, **settings)
         for settings in (
             files,
             {"client_local": {"1": {"lr": 0.05}, "2": {"epochs": 1}}, "presence": {"0": (1,), "1": (0, 2)}},
         )
     )
-    assert read.own_local == said.own_local
-    assert [read.present(t).tolist() for t in range(3)] == [said.present(t).tolist() for t in range(3)]
+    assert by_tables.own_local == by_words.own_local
+    assert [by_tables.present(t).tolist() for t in range(3)] == [by_words.present(t).tolist() for t in range(3)]
     (tmp_path / "who.csv").write_text("client,from\n0,1\n")
     with pytest.raises(ConfigError, match="has a column 'from'; name client, joins and leaves"):
         experiment(local=BASE, presence=tmp_path / "who.csv")
@@ -149,8 +149,8 @@ def test_settings_and_presence_of_clients_come_from_tables(tmp_path: Path) -> No
 
 def test_tables_of_clients_are_named_on_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "settings.csv").write_text("client,lr\n1,0.05\n")
-    built = build(resolve([f"client_local={tmp_path / 'settings.csv'}", "clients=3"]))
-    assert [built.own_local[1].lr, *built.own_local] == [0.05, 1]
+    setup = build(resolve([f"client_local={tmp_path / 'settings.csv'}", "clients=3"]))
+    assert [setup.own_local[1].lr, *setup.own_local] == [0.05, 1]
 
 
 def test_models_are_loaded_without_the_tables_of_their_training(tmp_path: Path) -> None:

@@ -70,12 +70,12 @@ def test_every_epoch_is_a_permutation(
     assert len(batches) == local.steps_for(size)
     assert len(batches) % epochs == 0
     width = batch_size or size
-    each = len(batches) // epochs
+    steps = len(batches) // epochs
     for epoch in range(epochs):
-        mine = batches[epoch * each : (epoch + 1) * each]
-        np.testing.assert_array_equal(np.sort(np.concatenate(mine)), rows)
-        assert [len(b) for b in mine[:-1]] == [width] * (each - 1)
-        assert 1 <= len(mine[-1]) <= width
+        epoch_batches = batches[epoch * steps : (epoch + 1) * steps]
+        np.testing.assert_array_equal(np.sort(np.concatenate(epoch_batches)), rows)
+        assert [len(b) for b in epoch_batches[:-1]] == [width] * (steps - 1)
+        assert 1 <= len(epoch_batches[-1]) <= width
     again = local.batches(rows, seed, round, client)
     assert all(np.array_equal(a, b) for a, b in zip(batches, again, strict=True))
 
@@ -87,15 +87,15 @@ def test_steps_are_counted_exactly_and_go_through_all_data_before_they_repeat(
     local = Local(epochs=7, steps=steps, batch_size=batch_size)
     batches = local.batches(np.arange(size), 0, 0, 0)
     assert len(batches) == steps == local.steps_for(size)
-    seen = np.bincount(np.concatenate(batches), minlength=size)
-    assert seen.max() - seen.min() <= 1
+    counts = np.bincount(np.concatenate(batches), minlength=size)
+    assert counts.max() - counts.min() <= 1
 
 
 def test_orders_differ_between_epochs_rounds_clients_and_seeds() -> None:
     local, rows = Local(epochs=2, batch_size=0), np.arange(50)
     first, second = local.batches(rows, 0, 0, 0)
-    others = [local.batches(rows, *key)[0] for key in [(1, 0, 0), (0, 1, 0), (0, 0, 1)]]
-    orders = {tuple(order) for order in (first, second, *others)}
+    other_orders = [local.batches(rows, *key)[0] for key in [(1, 0, 0), (0, 1, 0), (0, 0, 1)]]
+    orders = {tuple(order) for order in (first, second, *other_orders)}
     assert len(orders) == 5
 
 
@@ -223,11 +223,11 @@ def test_data_that_cannot_be_used() -> None:
 
 def test_federations_that_cannot_be() -> None:
     arrays = Arrays(torch.zeros(3, 2), torch.tensor([0, 1, 1]), 2)
-    one, two = Split(arrays, Index.of([[0, 1, 2]])), Split(arrays, Index.of([[0], [1]]))
+    one_client, two_clients = Split(arrays, Index.of([[0, 1, 2]])), Split(arrays, Index.of([[0], [1]]))
     with pytest.raises(DataError, match="at least one client"):
-        Federation(Split(arrays, Index.of([])), one, one, arrays)
+        Federation(Split(arrays, Index.of([])), one_client, one_client, arrays)
     with pytest.raises(DataError, match="the same clients"):
-        Federation(one, two, one, arrays)
+        Federation(one_client, two_clients, one_client, arrays)
 
 
 def test_pooling_keeps_every_sample_once() -> None:

@@ -77,7 +77,7 @@ def test_models_and_gradients_are_those_of_explicit_weights(
     """Also where the samples do not span n dimensions, and where some are padding."""
     plan, net = planned(mlp(), adapting(part))
     support, query = batches()
-    seen = dict.fromkeys(plan.method.parts, NO_ROUND)
+    contexts = dict.fromkeys(plan.method.parts, NO_ROUND)
     if case == "repeated samples":
         support.x[3:] = support.x[0]
     if case == "samples of zeros":
@@ -91,13 +91,13 @@ def test_models_and_gradients_are_those_of_explicit_weights(
             return deployed_model(plan, net, plan.theta0, plan.buffers0, support)(query.x)
 
     def slope() -> Tensor:
-        return gradient(objective(plan, net, plan.buffers0, support, query, seen), plan.theta0)[0]
+        return gradient(objective(plan, net, plan.buffers0, support, query, contexts), plan.theta0)[0]
 
     def transformed() -> Tensor:
-        return torch.func.grad(objective(plan, net, plan.buffers0, support, query, seen))(plan.theta0)
+        return torch.func.grad(objective(plan, net, plan.buffers0, support, query, contexts))(plan.theta0)
 
-    for found in (model, slope, transformed):
-        torch.testing.assert_close(found(), explicitly(found), rtol=1e-10, atol=1e-12)
+    for compute in (model, slope, transformed):
+        torch.testing.assert_close(compute(), explicitly(compute), rtol=1e-10, atol=1e-12)
 
 
 def test_a_step_by_hand() -> None:
@@ -112,8 +112,8 @@ def test_a_step_by_hand() -> None:
         weight = weight - 0.2 * (shares - one_hot).T @ flat / len(flat)
         bias = bias - 0.2 * (shares - one_hot).mean(0)
     with torch.no_grad():
-        found = deployed_model(plan, net, plan.theta0, plan.buffers0, support)(query.x)
-    np.testing.assert_allclose(found, query.x.flatten(1).numpy() @ weight.T + bias, rtol=1e-10, atol=1e-12)
+        outputs = deployed_model(plan, net, plan.theta0, plan.buffers0, support)(query.x)
+    np.testing.assert_allclose(outputs, query.x.flatten(1).numpy() @ weight.T + bias, rtol=1e-10, atol=1e-12)
 
 
 class Skipping(nn.Module):
@@ -196,7 +196,7 @@ def test_other_networks_keep_explicit_weights(make: Callable[[], nn.Module]) -> 
     net.train()
     before = torch.get_rng_state()
     assert subspace.Subspace.of(plan, net, plan.theta0, batches()[0].x) is None
-    assert all(each.training for each in net.modules())
+    assert all(module.training for module in net.modules())
     assert torch.equal(before, torch.get_rng_state())
 
 
@@ -215,9 +215,9 @@ def test_explicit_weights_where_a_method_or_many_samples_need_them() -> None:
     plan, net = planned(mlp(), adapting(Maml(steps=2)))
     assert subspace.layer_in_basis(plan, net, batches(12)[0].x) is not None
     assert subspace.layer_in_basis(plan, net, batches(13)[0].x) is None
-    one = planned(mlp(), adapting(Maml(steps=1)))
-    assert subspace.layer_in_basis(*one, batches()[0].x) is None
-    assert subspace.layer_in_basis(*one, batches()[0].x, together=True) is not None
+    single_step = planned(mlp(), adapting(Maml(steps=1)))
+    assert subspace.layer_in_basis(*single_step, batches()[0].x) is None
+    assert subspace.layer_in_basis(*single_step, batches()[0].x, together=True) is not None
     assert subspace.layer_in_basis(plan, net, batches(5)[0].x.float()) is None
     head = fixed(Split(nn.Flatten(), 100))
     plan, net = planned(head, Method("a", (CrossEntropy(),), adaptation=Featured(steps=2)))
@@ -241,15 +241,15 @@ class Doubling(Maml):
     """Its function is not the network with other parameters."""
 
     def adapt(self, forward: Any, theta: Tensor, support: Batch, loss: object) -> Any:
-        predict, known = super().adapt(forward, theta, support, loss)  # pyright: ignore[reportArgumentType]
-        return lambda x: predict(x)._replace(logits=2 * predict(x).logits), known
+        predict, params = super().adapt(forward, theta, support, loss)  # pyright: ignore[reportArgumentType]
+        return lambda x: predict(x)._replace(logits=2 * predict(x).logits), params
 
 
 def test_the_parameters_of_a_part_with_a_function_of_its_own_are_not_its_model() -> None:
     for part, is_network in ((Maml(), True), (Shrinking(), True), (Doubling(), False)):
         plan, net = planned(mlp(), adapting(part))
-        found = deployed_params(plan, net, plan.theta0, plan.buffers0, batches()[0])
-        assert (found is not None) == is_network
+        params = deployed_params(plan, net, plan.theta0, plan.buffers0, batches()[0])
+        assert (params is not None) == is_network
 
 
 def test_a_part_that_adapts_differently_is_asked_with_explicit_weights() -> None:
@@ -257,10 +257,10 @@ def test_a_part_that_adapts_differently_is_asked_with_explicit_weights() -> None
     assert Shrinking(steps=3).descents == 0
     plan, net = planned(mlp(), adapting(Shrinking(steps=2)))
     support, query = batches()
-    found = deployed_model(plan, net, plan.theta0, plan.buffers0, support)(query.x)
+    outputs = deployed_model(plan, net, plan.theta0, plan.buffers0, support)(query.x)
     for value in net.model.parameters():
         value.data /= 2
-    torch.testing.assert_close(found, net.model(query.x))
+    torch.testing.assert_close(outputs, net.model(query.x))
 
 
 @pytest.mark.parametrize("inner", [1, 2])

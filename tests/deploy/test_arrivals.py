@@ -29,33 +29,33 @@ def seconds(client: int, version: int) -> float:
     return 1 + np.sin(7.0 * client + 3 * version) ** 2 + (2 if client == 3 else 0)
 
 
-def same(one: RunResult, other: RunResult) -> None:
-    assert torch.equal(one.snapshot.server.theta, other.snapshot.server.theta)
-    parts = one.snapshot.server.parts
-    assert parts.keys() == other.snapshot.server.parts.keys()
+def assert_same(result: RunResult, reference: RunResult) -> None:
+    assert torch.equal(result.snapshot.server.theta, reference.snapshot.server.theta)
+    parts = result.snapshot.server.parts
+    assert parts.keys() == reference.snapshot.server.parts.keys()
     for place, tree in parts.items():
         for name, value in tree.items():
-            assert torch.equal(value, other.snapshot.server.parts[place][name]), f"{place}/{name}"
+            assert torch.equal(value, reference.snapshot.server.parts[place][name]), f"{place}/{name}"
 
 
-def played(out: Path, *words: str) -> RunResult:
+def replay(out: Path, *words: str) -> RunResult:
     """The simulation of a deployment on record."""
-    kept = [word for word in (*WORDS, *words) if not word.startswith(("schedule", "evaluation.hours"))]
-    return simulation(*kept, "devices=none", "schedule=replay", f"schedule.path={out}")
+    rest = [word for word in (*WORDS, *words) if not word.startswith(("schedule", "evaluation.hours"))]
+    return simulation(*rest, "devices=none", "schedule=replay", f"schedule.path={out}")
 
 
 @pytest.fixture
 def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes nodes with the durations above."""
-    made: list[Scripted] = []
+    transports: list[Scripted] = []
 
     def make(*words: str) -> Scripted:
-        made.append(scripted_nodes(config(*WORDS, *words), tmp_path / "nodes", seconds))
-        made[0].keeps_time(monkeypatch)
-        return made[0]
+        transports.append(scripted_nodes(config(*WORDS, *words), tmp_path / "nodes", seconds))
+        transports[0].keeps_time(monkeypatch)
+        return transports[0]
 
     yield make
-    made[0].close()
+    transports[0].close()
 
 
 @pytest.mark.parametrize(
@@ -84,12 +84,12 @@ def test_arrivals_of_a_simulated_schedule_give_the_simulated_model(
     timed = lambda self, clients, version: np.array([seconds(c, version) for c in clients.tolist()])  # noqa: E731
     monkeypatch.setattr(Clock, "seconds", timed)
     reference = simulation(*WORDS, *words, "devices=equal")
-    same(result, reference)
-    for mine, theirs in zip(result.history, reference.history, strict=True):
+    assert_same(result, reference)
+    for record, expected in zip(result.history, reference.history, strict=True):
         for name in ("global/accuracy", "clock", "staleness/mean", "versions", "late", "time/work", "comm/bytes"):
-            assert mine.get(name) == pytest.approx(theirs.get(name)), name
+            assert record.get(name) == pytest.approx(expected.get(name)), name
     monkeypatch.undo()
-    same(result, played(tmp_path / "run", *words))
+    assert_same(result, replay(tmp_path / "run", *words))
 
 
 def unreliable(transport: Scripted) -> None:
@@ -114,9 +114,9 @@ def test_a_deployment_with_failures_is_played_again_bit_for_bit(nodes: Any, tmp_
     assert "node-2: it did not answer within 6 s" in str(result.failures)
     rows = RunDirectory(tmp_path / "run").mixing()
     assert rows["late"].sum() == 2
-    gone = rows["round"][rows["late"]].max()
-    assert {0, 2} <= set(rows["client"][rows["round"] > gone])  # their places were free again
-    same(result, played(tmp_path / "run", *BUFFERED))
+    last_late = rows["round"][rows["late"]].max()
+    assert {0, 2} <= set(rows["client"][rows["round"] > last_late])  # their places were free again
+    assert_same(result, replay(tmp_path / "run", *BUFFERED))
 
 
 class Killed(BaseException):
@@ -138,9 +138,11 @@ def test_a_killed_server_asks_again_for_what_was_in_flight(nodes: Any, tmp_path:
     recipe = Recipe.of(config(*WORDS, *BUFFERED))
     with pytest.raises(Killed):
         run(recipe, transport, 5, out)
-    done = len(RunDirectory(out).metrics())
-    assert 2 < done < 10
-    before = {name: [Order.read(one.order, 10**9).ticket for one in sent] for name, sent in transport.sent.items()}
+    rounds = len(RunDirectory(out).metrics())
+    assert 2 < rounds < 10
+    before = {
+        name: [Order.read(request.order, 10**9).ticket for request in sent] for name, sent in transport.sent.items()
+    }
     for name in transport.nodes:
         transport.restart(name)
     transport.coming, transport.sent = [], {}
@@ -150,7 +152,7 @@ def test_a_killed_server_asks_again_for_what_was_in_flight(nodes: Any, tmp_path:
     again = [name for name, sent in transport.sent.items() if Order.read(sent[1].order, 10**9).ticket in before[name]]
     assert len(again) >= 2  # of three at work; the last may have been invited after the checkpoint
     assert not result.failures  # also of those that work on earlier versions
-    same(result, played(out, *BUFFERED))
+    assert_same(result, replay(out, *BUFFERED))
 
 
 def test_a_checkpoint_that_names_clients_at_work_that_cannot_have_been_is_refused(nodes: Any, tmp_path: Path) -> None:
@@ -162,7 +164,7 @@ def test_a_checkpoint_that_names_clients_at_work_that_cannot_have_been_is_refuse
     about = manifest["facts"]["deploy"]
     client, ticket, version, begin = about["at_work"][0]
     longer = Recipe.of(config(*WORDS, *BUFFERED))
-    for forged in (
+    for change in (
         {"at_work": [[99, ticket, version, begin]]},
         {"at_work": [[client, ticket, 10**6, begin]]},
         {"at_work": [[client, "../x", version, begin]]},
@@ -171,9 +173,9 @@ def test_a_checkpoint_that_names_clients_at_work_that_cannot_have_been_is_refuse
         {"at_work": [client]},
         {"nodes": {"node-0": 5}},
     ):
-        made = manifest | {"facts": manifest["facts"] | {"deploy": about | forged}}
-        seal = hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()
-        path.write_text(json.dumps(made | {"sha256": seal}))
+        forgery = manifest | {"facts": manifest["facts"] | {"deploy": about | change}}
+        seal = hashlib.sha256(json.dumps(forgery, sort_keys=True).encode()).hexdigest()
+        path.write_text(json.dumps(forgery | {"sha256": seal}))
         with pytest.raises(CheckpointError, match="round-000002 cannot be used"):
             run(longer, transport, 5, out, resume=True)
 
@@ -216,28 +218,28 @@ def test_only_refusals_end_the_run(nodes: Any) -> None:
     assert transport.clock < 9, "at once, not after the deadline"
 
 
-@pytest.mark.parametrize("said", [{"status": "refused", "code": "quota"}, {"status": "left out", "kind": "diverged"}])
+@pytest.mark.parametrize("reply", [{"status": "refused", "code": "quota"}, {"status": "left out", "kind": "diverged"}])
 @pytest.mark.parametrize("schedule", [(), SEMI], ids=["asynchronous", "semi"])
 def test_a_node_without_an_update_at_once_neither_ends_the_run_nor_uses_up_its_rounds(
-    schedule: tuple[str, ...], said: dict[str, str], nodes: Any, tmp_path: Path
+    schedule: tuple[str, ...], reply: dict[str, str], nodes: Any, tmp_path: Path
 ) -> None:
     rounds = 4 if schedule else 12
     words = ("method=fedasync", *schedule, "cohort=5", f"rounds={rounds}", "deploy.deadline=9")
     transport = nodes(*words)
 
     def route(name: str, number: int, blob: bytes) -> list[bytes]:
-        facts = {"ticket": unpack(blob).facts["ticket"], **said}
+        facts = {"ticket": unpack(blob).facts["ticket"], **reply}
         return [pack("answer", facts)] if number and name == "node-0" else [blob]
 
     transport.route, transport.seconds = route, lambda client, version: seconds(client, version) if client else 0.01
     result = run(Recipe.of(config(*WORDS, *words)), transport, 5, tmp_path / "run")
-    rows, refused = RunDirectory(tmp_path / "run").mixing(), said["status"] == "refused"
+    rows, refused = RunDirectory(tmp_path / "run").mixing(), reply["status"] == "refused"
     assert {failure.client for failure in result.failures} == {0}
     assert set(rows["client"][rows["late"]]) == ({0} if refused else set())
     updates = rows["round"][rows["p"] > 0].tolist()
     assert sorted({*updates} if schedule else updates) == [*range(1, rounds + 1)]  # an update in each
     if refused:  # else the node has said what is not so
-        same(result, played(tmp_path / "run", *words))
+        assert_same(result, replay(tmp_path / "run", *words))
 
 
 def test_a_run_in_which_all_diverge_goes_on_to_its_end(nodes: Any) -> None:

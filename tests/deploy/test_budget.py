@@ -28,16 +28,16 @@ LOCAL = (
 
 def thrifty(tmp_path: Path, epsilon: float, *words: str) -> tuple[InProcess, list[str], Recipe]:
     """A deployment in which node 0 has a budget; also what that node told."""
-    transport = in_process(made := config(*words), tmp_path)
+    transport = in_process(settings := config(*words), tmp_path)
     name, node = next(iter(transport.nodes.items()))
     assert node is not None
     node.close()
-    told: list[str] = []
-    transport.nodes[name] = Node(node.data, node.home, told.append, budget=Budget(epsilon))
-    return transport, told, Recipe.of(made)
+    log: list[str] = []
+    transport.nodes[name] = Node(node.data, node.home, log.append, budget=Budget(epsilon))
+    return transport, log, Recipe.of(settings)
 
 
-def refused(recipe: Recipe, transport: InProcess, told: list[str]) -> str:
+def refusal(recipe: Recipe, transport: InProcess, log: list[str]) -> str:
     """The sentence in the node's log when it refuses to join; the server has its code."""
 
     def tell(sentence: str) -> None:
@@ -46,7 +46,7 @@ def refused(recipe: Recipe, transport: InProcess, told: list[str]) -> str:
 
     with pytest.raises(KeyboardInterrupt):
         run(recipe, transport, 4, tell=tell)
-    return told[-1]
+    return log[-1]
 
 
 def epsilon(times: int, noise: float) -> float:
@@ -55,14 +55,14 @@ def epsilon(times: int, noise: float) -> float:
 
 
 def test_a_node_stops_answering_where_its_budget_ends(tmp_path: Path) -> None:
-    transport, told, recipe = thrifty(tmp_path, epsilon(3, 2.0) + 0.01, *PRIVATE, "rounds=5")
+    transport, log, recipe = thrifty(tmp_path, epsilon(3, 2.0) + 0.01, *PRIVATE, "rounds=5")
     result = run(recipe, transport, 4)
     transport.close()
     assert [record["deploy/answered"] for record in result.history] == [4] * 5  # a refusal is an answer
     assert [record["failures"] for record in result.history] == [0, 0, 0, 1, 1]
-    spent = [float(line.split()[5]) for line in told if "is spent" in line]
-    assert spent == pytest.approx([epsilon(n, 2.0) for n in (1, 2, 3)], rel=1e-2)
-    assert sum("this node's budget is ε" in line for line in told) == 2
+    epsilons = [float(line.split()[5]) for line in log if "is spent" in line]
+    assert epsilons == pytest.approx([epsilon(n, 2.0) for n in (1, 2, 3)], rel=1e-2)
+    assert sum("this node's budget is ε" in line for line in log) == 2
 
 
 def test_the_count_outlives_runs_and_restarts(tmp_path: Path) -> None:
@@ -71,8 +71,8 @@ def test_the_count_outlives_runs_and_restarts(tmp_path: Path) -> None:
     name, node = next(iter(transport.nodes.items()))
     assert node is not None
     node.close()
-    told: list[str] = []
-    transport.nodes[name] = Node(node.data, node.home, told.append, budget=node.ledger and node.ledger.budget)
+    log: list[str] = []
+    transport.nodes[name] = Node(node.data, node.home, log.append, budget=node.ledger and node.ledger.budget)
     transport.sessions[name] = 1
     result = run(recipe, transport, 4)
     transport.close()
@@ -113,11 +113,11 @@ def test_local_noise_on_the_upload_counts_once_an_order(tmp_path: Path) -> None:
         "method.mixing=uniform",
         "rounds=2",
     )
-    transport, told, recipe = thrifty(tmp_path, epsilon(2, 1.0) + 0.01, *words)
+    transport, log, recipe = thrifty(tmp_path, epsilon(2, 1.0) + 0.01, *words)
     run(recipe, transport, 4)
     transport.close()
-    spent = [float(line.split()[5]) for line in told if "is spent" in line]
-    assert spent == pytest.approx([epsilon(n, 1.0) for n in (1, 2)], rel=1e-2)
+    epsilons = [float(line.split()[5]) for line in log if "is spent" in line]
+    assert epsilons == pytest.approx([epsilon(n, 1.0) for n in (1, 2)], rel=1e-2)
 
 
 @pytest.mark.parametrize(
@@ -133,26 +133,26 @@ def test_local_noise_on_the_upload_counts_once_an_order(tmp_path: Path) -> None:
     ],
 )
 def test_a_run_that_protects_too_little_is_not_joined(words: tuple[str, ...], sentence: str, tmp_path: Path) -> None:
-    transport, told, recipe = thrifty(tmp_path, 3.0, *words)
-    assert sentence in refused(recipe, transport, told)
+    transport, log, recipe = thrifty(tmp_path, 3.0, *words)
+    assert sentence in refusal(recipe, transport, log)
     transport.close()
     assert not [*tmp_path.rglob(FILE)]
 
 
 def test_a_node_with_a_budget_measures_nothing(tmp_path: Path) -> None:
-    transport, told, recipe = thrifty(tmp_path, 50.0, *PRIVATE, "rounds=1", "evaluation.what=[clients]")
+    transport, log, recipe = thrifty(tmp_path, 50.0, *PRIVATE, "rounds=1", "evaluation.what=[clients]")
     with pytest.warns(UserWarning, match="1 of 4 nodes refused .*; node-.: the order asks for quantities"):
         result = run(recipe, transport, 4)
     transport.close()
-    assert any("measures no losses and no metrics" in line for line in told)
+    assert any("measures no losses and no metrics" in line for line in log)
     assert result.history[-1]["clients/accuracy/clients"] == 3
 
 
 def test_mini_batches_of_two_kinds_do_not_share_a_budget(tmp_path: Path) -> None:
-    transport, told, recipe = thrifty(tmp_path, 50.0, *PRIVATE, "rounds=1")
+    transport, log, recipe = thrifty(tmp_path, 50.0, *PRIVATE, "rounds=1")
     run(recipe, transport, 4)
     words = ("local.dp_clip=1.0", "local.dp_noise=2.0", "local.poisson=true", "local.batch_size=16", "rounds=1")
-    assert "mini-batches of another kind" in refused(Recipe.of(config(*words)), transport, told)
+    assert "mini-batches of another kind" in refusal(Recipe.of(config(*words)), transport, log)
     transport.close()
 
 

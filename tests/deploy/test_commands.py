@@ -105,9 +105,9 @@ def test_a_note_on_the_partition_of_a_local_deployment_is_told_once(
     words = [f"data=npz:{tmp_path / 'mine.npz'}", f"data.standardise={standardised}", "held_out=common"]
     words += ["partition=acid", "partition.classes=2", "partition.samples=10", "partition.test_samples=10"]
     assert main(["deploy", "local", "method=fedavg", *words, "--nodes", "2", f"out={tmp_path / 'run'}"]) == 2
-    told = "".join(capsys.readouterr())
-    assert "the data are dealt." in told
-    assert told.count("leaves out 70 of 90 samples") == 1
+    output = "".join(capsys.readouterr())
+    assert "the data are dealt." in output
+    assert output.count("leaves out 70 of 90 samples") == 1
 
 
 @pytest.mark.parametrize(
@@ -135,9 +135,9 @@ def test_a_node_looks_at_its_data_before_it_contacts_the_server(
 def test_help_and_dry_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["deploy"]) == main(["deploy", "--help"]) == 0
     assert main(["deploy", "server", "method=feddyn", "--dry-run"]) == 0
-    shown = capsys.readouterr().out
-    assert "fedloom deploy node --data DATA" in shown
-    assert "deadline: 600.0" in shown
+    output = capsys.readouterr().out
+    assert "fedloom deploy node --data DATA" in output
+    assert "deadline: 600.0" in output
 
 
 def test_nodes_that_are_started_here_import_the_users_modules(
@@ -156,10 +156,10 @@ def test_nodes_that_are_started_here_import_the_users_modules(
 def test_status_says_when_each_node_answered_last(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = config("method=fedavg", "rounds=2")
-    transport = in_process(made, tmp_path)
+    settings = config("method=fedavg", "rounds=2")
+    transport = in_process(settings, tmp_path)
     transport.route = lambda name, number, blob: [] if (name, number) == ("node-1", 2) else [blob]
-    run(Recipe.of(made), transport, 4, tmp_path / "run")
+    run(Recipe.of(settings), transport, 4, tmp_path / "run")
     transport.close()
     assert main(["deploy", "status", str(tmp_path / "run")]) == 0
     lines = {line.split()[1]: line.split()[-2] for line in capsys.readouterr().out.splitlines() if "node-" in line}
@@ -234,8 +234,8 @@ def test_another_host_needs_another_certificate(tmp_path: Path, capsys: pytest.C
 def test_a_certificate_covers_the_machine_that_serves_beside_the_hosts(tmp_path: Path) -> None:
     x509 = pytest.importorskip("cryptography.x509")
     assert main(["deploy", "certificates", str(tmp_path), "--hosts", "fed.example.org,localhost"]) == 0
-    made = x509.load_pem_x509_certificate((tmp_path / "server.pem").read_bytes())
-    names = made.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    certificate = x509.load_pem_x509_certificate((tmp_path / "server.pem").read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert [str(name.value) for name in names] == ["fed.example.org", "localhost", "127.0.0.1"]
 
 

@@ -18,9 +18,11 @@ from fedloom_apps.deploy.node import FILE, Node
 from fedloom_apps.deploy.server import DeployTask, Recipe, Roster
 from fedloom_apps.deploy.wire import unpack
 
+AnsweredOrder = tuple[Node, Order, bytes]
+
 
 @pytest.fixture
-def asked(tmp_path: Path) -> tuple[Node, Order, bytes]:
+def answered_order(tmp_path: Path) -> AnsweredOrder:
     """A node, the last order to it, which it has answered, and the broadcast with it."""
     return node_and_last_order("rounds=1", "method=scaffold", folder=tmp_path)
 
@@ -29,30 +31,30 @@ def asked(tmp_path: Path) -> tuple[Node, Order, bytes]:
 def test_a_damaged_count_of_orders_is_no_new_quota(cut: int | None, tmp_path: Path) -> None:
     quota = Quota(orders=2)
     quota.count(tmp_path)
-    whole = (tmp_path / ORDERS).read_bytes()
-    (tmp_path / ORDERS).write_bytes(whole[:cut] if cut is not None else b'{"day": "today", "orders": 0}')
+    content = (tmp_path / ORDERS).read_bytes()
+    (tmp_path / ORDERS).write_bytes(content[:cut] if cut is not None else b'{"day": "today", "orders": 0}')
     with pytest.raises(CheckpointError, match=r"orders\.json counts the orders of a day, but is damaged; delete it"):
         quota.count(tmp_path)
 
 
 @pytest.mark.parametrize("cut", [0, 1, 40, -1])
-def test_a_damaged_answer_is_neither_sent_nor_made_with_other_noise(cut: int, asked: tuple[Node, Order, bytes]) -> None:
-    first, order, broadcast = asked
-    (kept,) = first.home.glob(f"*/{order.ticket}.answer")
-    answer = kept.read_bytes()
-    kept.write_bytes(answer[:cut])
+def test_a_damaged_answer_is_neither_sent_nor_made_with_other_noise(cut: int, answered_order: AnsweredOrder) -> None:
+    first, order, broadcast = answered_order
+    (path,) = first.home.glob(f"*/{order.ticket}.answer")
+    answer = path.read_bytes()
+    path.write_bytes(answer[:cut])
     again = Node(first.data, first.home)
     facts = unpack(again.answer(order.packed(), broadcast)).facts
     again.close()
     assert (facts["status"], facts["code"]) == ("refused", Code.STATE)
-    assert f"refused: the answer in {kept} cannot be read" in (first.home / FILE).read_text()
+    assert f"refused: the answer in {path} cannot be read" in (first.home / FILE).read_text()
 
 
 @pytest.mark.parametrize("where", ["count", "answer", "state"])
 def test_a_node_without_room_refuses_in_a_sentence_and_goes_on_once_there_is(
-    where: str, asked: tuple[Node, Order, bytes], monkeypatch: pytest.MonkeyPatch
+    where: str, answered_order: AnsweredOrder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, order, broadcast = asked
+    first, order, broadcast = answered_order
     order = replace(order, ticket="1" * 32)
     last = {"count": ORDERS, "answer": f"{order.ticket}.answer", "state": ".pending"}[where]
 
@@ -65,10 +67,10 @@ def test_a_node_without_room_refuses_in_a_sentence_and_goes_on_once_there_is(
         return write_whole
 
     again = Node(first.data, first.home)
-    whole = versions.atomic.write_whole
+    write_file = versions.atomic.write_whole
     with monkeypatch.context() as patched:
         for module in ("fedloom_apps.deploy.budget", "fedloom_apps.deploy.versions.atomic"):
-            patched.setattr(f"{module}.write_whole", full(whole))
+            patched.setattr(f"{module}.write_whole", full(write_file))
         facts = unpack(again.answer(order.packed(), broadcast)).facts
     assert (facts["status"], facts["code"]) == ("refused", Code.DISK)
     assert facts["code"] in REASONS
@@ -79,26 +81,28 @@ def test_a_node_without_room_refuses_in_a_sentence_and_goes_on_once_there_is(
     again.close()
 
 
-def test_a_node_whose_output_cannot_be_written_answers(asked: tuple[Node, Order, bytes]) -> None:
+def test_a_node_whose_output_cannot_be_written_answers(answered_order: AnsweredOrder) -> None:
     def full(sentence: str) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    first, order, broadcast = asked
+    first, order, broadcast = answered_order
     again = Node(first.data, first.home, full)
     assert unpack(again.answer(replace(order, ticket="1" * 32).packed(), broadcast)).facts["status"] == "done"
     assert unpack(again.answer(b"", broadcast)).facts["code"] == Code.MESSAGE
     again.close()
 
 
-@pytest.mark.parametrize("counted", ["1", None])
-def test_privacy_is_not_counted_from_a_damaged_number_of_rounds(counted: str | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ["1", None])
+def test_privacy_is_not_counted_from_a_damaged_number_of_rounds(content: str | None, tmp_path: Path) -> None:
     """A number cut from 12 to 1 would be fewer rounds than are complete."""
-    transport = in_process(made := config("rounds=12", "local.dp_clip=1.0", "local.dp_noise=1.0"), tmp_path / "nodes")
+    transport = in_process(
+        settings := config("rounds=12", "local.dp_clip=1.0", "local.dp_noise=1.0"), tmp_path / "nodes"
+    )
     roster = Roster("0" * 16, dict.fromkeys(transport.nodes, (5, 0, 0)))
-    task = DeployTask(Recipe.of(made), roster, transport, tmp_path)
+    task = DeployTask(Recipe.of(settings), roster, transport, tmp_path)
     transport.close()
     task.round = 11
-    if counted is not None:
-        (tmp_path / "rounds_begun").write_text(counted)
+    if content is not None:
+        (tmp_path / "rounds_begun").write_text(content)
     with pytest.raises(CheckpointError, match=r"rounds_begun, which counts .* continue with resume="):
         task._count_start()

@@ -18,8 +18,8 @@ from fedloom_apps.deploy.server import Recipe, node_model, run
 
 def deployed(folder: Path, *words: str) -> Path:
     """The run directory of a small deployment that has ended; its nodes are gone."""
-    transport = in_process(made := config("rounds=1", *words), folder / "nodes")
-    run(Recipe.of(made), transport, 4, folder / "run")
+    transport = in_process(settings := config("rounds=1", *words), folder / "nodes")
+    run(Recipe.of(settings), transport, 4, folder / "run")
     transport.close()
     return folder / "run"
 
@@ -29,15 +29,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a deployment for which the server held no data, with inputs and targets of a node."""
     folder = tmp_path_factory.mktemp("trained")
     deployed(folder, "method=feddyn", "deploy.inputs=[1,8,8]", "deploy.classes=10")
-    own = np.load(folder / "nodes" / "data" / "node-0.npz")
-    np.savez(folder / "x.npz", x=own["x_test"], y=own["y_test"])
+    data = np.load(folder / "nodes" / "data" / "node-0.npz")
+    np.savez(folder / "x.npz", x=data["x_test"], y=data["y_test"])
     return folder
 
 
 def test_the_servers_model_is_loaded_without_nodes(place: Path) -> None:
     trained, test = fl.load(place / "run"), np.load(place / "x.npz")
-    written = load_file(place / "run" / "model.safetensors")
-    assert all(torch.equal(value, written[name]) for name, value in trained.server.module.state_dict().items())
+    tensors = load_file(place / "run" / "model.safetensors")
+    assert all(torch.equal(value, tensors[name]) for name, value in trained.server.module.state_dict().items())
     assert trained.server.predict(test["x"]).shape == test["y"].shape
     assert trained.client("node-1").evaluate(test["x"], test["y"]) == trained.server.evaluate(test["x"], test["y"])
     assert len(trained.history) == 1
@@ -91,8 +91,8 @@ def test_models_of_clients_stay_with_the_nodes(tmp_path: Path) -> None:
         ConfigError, match=r"where fedloom deploy predict uses them; call adapt\(x, y\) for a new client\."
     ):
         trained.client(0)
-    own = np.load(tmp_path / "nodes" / "data" / "node-0.npz")
-    assert trained.adapt(own["x_train"], own["y_train"], rounds=1).predict(own["x_train"]).ndim == 1
+    data = np.load(tmp_path / "nodes" / "data" / "node-0.npz")
+    assert trained.adapt(data["x_train"], data["y_train"], rounds=1).predict(data["x_train"]).ndim == 1
 
 
 @pytest.mark.parametrize("method", ["fedper", "ditto", "apfl"])
@@ -116,8 +116,8 @@ def test_the_command_line_uses_a_nodes_own_model(tmp_path: Path, capsys: pytest.
     assert main([*words, str(home), str(tmp_path / "x.npz")]) == 0
     assert list(map(int, capsys.readouterr().out.split())) == model.predict(data["x_test"]).tolist()
     assert main([*words, str(home)]) == 0
-    measured = model.evaluate(data["x_test"], data["y_test"])
-    assert capsys.readouterr().out.splitlines() == [f"{name} {value:.6g}" for name, value in measured.items()]
+    metrics = model.evaluate(data["x_test"], data["y_test"])
+    assert capsys.readouterr().out.splitlines() == [f"{name} {value:.6g}" for name, value in metrics.items()]
     assert main([*words, str(home), "--out", str(tmp_path / "out.csv")]) == 2
     assert "--out is for the predictions of a file" in capsys.readouterr().err
     agreed = (home / "specification.json").read_text()

@@ -77,13 +77,13 @@ class Relay:
 
 @pytest.fixture(scope="module")
 def relay(place: Path, deployment: Deployment) -> Iterator[Relay]:
-    made = Relay(deployment, place / "superlink")
-    with made.open:
-        yield made
+    superlink = Relay(deployment, place / "superlink")
+    with superlink.open:
+        yield superlink
 
 
-def begun(name: str, place: Path, deployment: Deployment) -> subprocess.Popen[bytes]:
-    """A resident node."""
+def resident_node(name: str, place: Path, deployment: Deployment) -> subprocess.Popen[bytes]:
+    """The process of a node that stays."""
     from fedloom_apps.deploy.flower.host import start_node
 
     address = f"127.0.0.1:{deployment.port}"
@@ -95,7 +95,7 @@ def nodes(place: Path, deployment: Deployment) -> Iterator[dict[str, subprocess.
     """Resident nodes; the tests may kill them and put others in their places."""
     from fedloom_apps.deploy.flower.host import end
 
-    running = {name: begun(name, place, deployment) for name in NODES}
+    running = {name: resident_node(name, place, deployment) for name in NODES}
     yield running
     end([*running.values()])
 
@@ -109,18 +109,20 @@ def test_who_does_not_belong_is_refused_in_a_sentence(
     from fedloom_apps.deploy.flower import supernode
 
     make(tmp_path / "others", ["127.0.0.1"], ["stranger"])
-    ours, others = place / "certificates", tmp_path / "others"
+    certificates, foreign_certificates = place / "certificates", tmp_path / "others"
     address, node = f"127.0.0.1:{deployment.port}", Node(str(place / "data" / "node-0.npz"), tmp_path / "state")
-    key, stranger = (supernode.read_private_key(p) for p in (ours / "node-0.key", others / "stranger.key"))
+    key, stranger = (
+        supernode.read_private_key(p) for p in (certificates / "node-0.key", foreign_certificates / "stranger.key")
+    )
     monkeypatch.setattr(supernode, "PATIENCE", 1.0)
-    for ca, own, sentence in (
-        ((others / "ca.pem").read_bytes(), key, "is not the one that ca.pem vouches for"),
-        ((ours / "ca.pem").read_bytes(), stranger, "does not know this node's key; give its file .pub"),
+    for ca, private_key, sentence in (
+        ((foreign_certificates / "ca.pem").read_bytes(), key, "is not the one that ca.pem vouches for"),
+        ((certificates / "ca.pem").read_bytes(), stranger, "does not know this node's key; give its file .pub"),
         (None, key, "gave no answer without encryption; leave --insecure out"),
     ):
         with pytest.raises(supernode.Refused, match=sentence):
-            supernode.serve(node, address, ca, own)
-    context = ssl.create_default_context(cafile=ours / "ca.pem")
+            supernode.serve(node, address, ca, private_key)
+    context = ssl.create_default_context(cafile=certificates / "ca.pem")
     for path in ("/v1/control/list-runs", "/v1/control/register-node", "/v1/runtime/acquire-task", "/docs"):
         assert httpx.post(f"https://{address}{path}", verify=context).status_code == 403
     node.close()
@@ -148,10 +150,10 @@ def test_a_node_pushes_answers_of_its_own_alone() -> None:
     def tree(number: int, *children: Any) -> Any:
         return ObjectTree(object_id=hashlib.sha256(bytes([number])).hexdigest(), children=children)
 
-    store, whole = InMemoryObjectStore(), tree(2, tree(1, tree(0)), tree(1, tree(0)))
-    assert is_answer(pushed(5, 1, "7", whole), store)
-    store.preregister(1, whole)
-    assert is_answer(pushed(5, 1, "7", whole), store)  # once more, after a connection was lost
+    store, root = InMemoryObjectStore(), tree(2, tree(1, tree(0)), tree(1, tree(0)))
+    assert is_answer(pushed(5, 1, "7", root), store)
+    store.preregister(1, root)
+    assert is_answer(pushed(5, 1, "7", root), store)  # once more, after a connection was lost
     for source, to, replies in ((1, 1, ""), (1, 6, ""), (5, 1, ""), (6, 1, "7")):
         assert not is_answer(pushed(source, to, replies, tree(9)), store)
     assert not is_answer(pushed(5, 1, "7", tree(3, tree(2))), store)
@@ -189,15 +191,15 @@ def test_nodes_and_servers_that_are_killed_go_on_to_the_same_bits(
     victim = nodes["node-2"]
     victim.send_signal(signal.SIGKILL)
     victim.wait()
-    nodes["node-2"] = begun("node-2", place, deployment)
+    nodes["node-2"] = resident_node("node-2", place, deployment)
     relay.begin()
     result = relay.run(WORDS, place / "run", resume=True)
     assert "connected to" in (place / "nodes" / "node-2" / "node.log").read_text()
     reference = simulation(*WORDS)
     assert torch.equal(result.snapshot.server.theta, reference.snapshot.server.theta)
     assert not result.failures
-    for mine, theirs in zip(result.history, reference.history, strict=True):
-        assert mine["clients/accuracy/mean"] == pytest.approx(theirs["clients/accuracy/mean"])
+    for record, expected in zip(result.history, reference.history, strict=True):
+        assert record["clients/accuracy/mean"] == pytest.approx(expected["clients/accuracy/mean"])
 
 
 class Stopping(Callback):
@@ -229,7 +231,9 @@ def test_steps_that_overlap_are_played_again_to_the_same_bits(
     assert max(record["staleness/max"] for record in result.history) >= 3
     again = simulation(*words, "devices=none", "schedule=replay", f"schedule.path={place / 'overlapping'}")
     assert torch.equal(again.snapshot.server.theta, result.snapshot.server.theta)
-    assert [one["global/accuracy"] for one in again.history] == [one["global/accuracy"] for one in result.history]
+    assert [record["global/accuracy"] for record in again.history] == [
+        record["global/accuracy"] for record in result.history
+    ]
 
 
 @pytest.mark.parametrize("sent", [b"ConfigRecord  7\0garbage", b"ConfigRecord  0\0", b"Thing  0\0", b""])
@@ -250,9 +254,9 @@ def test_a_node_survives_what_a_server_sends_in_the_place_of_a_message(
 ) -> None:
     supernode = import_module("fedloom_apps.deploy.flower.supernode")
     link = supernode.Link.__new__(supernode.Link)
-    found = SimpleNamespace(messages_list=[None], message_object_trees=[SimpleNamespace(object_id="0")])
+    reply = SimpleNamespace(messages_list=[None], message_object_trees=[SimpleNamespace(object_id="0")])
     link.node = supernode.FlowerNode(node_id=1)
-    link.client = SimpleNamespace(PullMessages=lambda request: found, ConfirmMessageReceived=lambda request: None)
+    link.client = SimpleNamespace(PullMessages=lambda request: reply, ConfirmMessageReceived=lambda request: None)
     metadata = SimpleNamespace(run_id=1, message_id="0")
     monkeypatch.setattr(supernode, "message_from_proto", lambda message: SimpleNamespace(metadata=metadata))
     monkeypatch.setattr(supernode, "iterate_object_tree", lambda root: [root])
@@ -266,11 +270,11 @@ def test_a_node_survives_what_a_server_sends_in_the_place_of_a_message(
 
 def answering(status: int, headers: Mapping[str, str], body: bytes) -> Iterator[tuple[str, list[str]]]:
     """A server that gives the same answer to every request: its address, and the paths that were asked for."""
-    asked: list[str] = []
+    paths: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            asked.append(self.path)
+            paths.append(self.path)
             self.send_response(status)
             for name, value in ({"Content-Length": str(len(body))} | dict(headers)).items():
                 self.send_header(name, value)
@@ -284,21 +288,21 @@ def answering(status: int, headers: Mapping[str, str], body: bytes) -> Iterator[
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         Thread(target=server.serve_forever, daemon=True).start()
-        yield f"127.0.0.1:{server.server_port}", asked
+        yield f"127.0.0.1:{server.server_port}", paths
         server.shutdown()
 
 
 @pytest.mark.parametrize("status", [302, 307])
 def test_a_node_is_sent_to_no_other_address(status: int, tmp_path: Path) -> None:
     httpx, supernode = import_module("httpx"), import_module("fedloom_apps.deploy.flower.supernode")
-    with ExitStack() as open:
+    with ExitStack() as stack:
         enter = contextmanager(answering)
-        other, hits = open.enter_context(enter(200, {}, b""))
-        address, asked = open.enter_context(enter(status, {"Location": f"http://{other}/v1/fleet/else"}, b""))
+        elsewhere, strays = stack.enter_context(enter(200, {}, b""))
+        address, paths = stack.enter_context(enter(status, {"Location": f"http://{elsewhere}/v1/fleet/else"}, b""))
         with pytest.raises(httpx.HTTPStatusError):
             supernode.Link(address, None, supernode.own_key(tmp_path), tmp_path)
-    assert asked
-    assert not hits
+    assert paths
+    assert not strays
 
 
 def test_a_key_for_which_there_is_no_room_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,14 +342,14 @@ def test_a_node_goes_on_after_whatever_a_server_sends(tmp_path: Path, monkeypatc
     def receive(limit: int) -> None:
         raise next(errors)
 
-    told: list[str] = []
+    log: list[str] = []
     monkeypatch.setattr(supernode, "Link", lambda *_: SimpleNamespace(receive=receive, close=lambda: None))
     monkeypatch.setattr(supernode, "BACKOFF", (0.0, 0.0))
     node = Node("mine.npz", tmp_path)
     with pytest.raises(CheckpointError, match="no room"):
-        supernode.serve(node, "here:1", None, supernode.own_key(tmp_path), told.append)
+        supernode.serve(node, "here:1", None, supernode.own_key(tmp_path), log.append)
     node.close()
-    assert [line for line in told if "was lost" in line] == [
+    assert [line for line in log if "was lost" in line] == [
         f"the connection to here:1 was lost ({why}); trying again" for why in ("no tree", "no time", "'no part'")
     ]
 
@@ -368,15 +372,15 @@ def test_a_node_that_was_connected_is_not_ended_by_what_may_pass(
 
     monkeypatch.setattr(supernode, "Link", link)
     monkeypatch.setattr(supernode, "BACKOFF", (0.0, 0.0))
-    node, key, told = Node("mine.npz", tmp_path), supernode.own_key(tmp_path), list[str]()
+    node, key, log = Node("mine.npz", tmp_path), supernode.own_key(tmp_path), list[str]()
     left[:] = [stranger := httpx.ConnectError("CERTIFICATE_VERIFY_FAILED")]
     with pytest.raises(supernode.Refused, match="the server at here:1 is not the one that"):
-        supernode.serve(node, "here:1", b"ca", key, told.append)
+        supernode.serve(node, "here:1", b"ca", key, log.append)
     left[:] = [ValueError("no time"), stranger, CheckpointError("no room")]
     with pytest.raises(CheckpointError, match="no room"):
-        supernode.serve(node, "here:1", b"ca", key, told.append)
+        supernode.serve(node, "here:1", b"ca", key, log.append)
     node.close()
-    assert len([line for line in told if "vouches for" in line and line.endswith("; trying again")]) == 1
+    assert len([line for line in log if "vouches for" in line and line.endswith("; trying again")]) == 1
 
 
 def transport_to(names: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> Any:

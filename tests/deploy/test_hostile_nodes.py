@@ -32,7 +32,7 @@ from fedloom_apps.deploy.wire import LARGEST_LOSS, Packet, WireError, pack, unpa
 
 def lying(tmp_path: Path, words: tuple[str, ...], facts: dict[str, Any], change: Any = None, at: int = 1) -> RunResult:
     """A run in which every answer of node 0 from its first order for work on has other facts and tensors."""
-    transport = in_process(made := config(*words), tmp_path)
+    transport = in_process(settings := config(*words), tmp_path)
 
     def route(name: str, number: int, blob: bytes) -> list[bytes]:
         if name != "node-0" or number < at:
@@ -42,20 +42,20 @@ def lying(tmp_path: Path, words: tuple[str, ...], facts: dict[str, Any], change:
         return [pack("answer", packet.facts | facts, tensors)]
 
     transport.route = route
-    result = run(Recipe.of(made), transport, 4)
+    result = run(Recipe.of(settings), transport, 4)
     transport.close()
     return result
 
 
-def asked(path: str, size: int, token: bytes = b"") -> tuple[int, int, int]:
+def guarded_request(path: str, size: int, token: bytes = b"") -> tuple[int, int, int]:
     """The status that a guarded SuperLink answers to a request, the bytes that it read, and those Flower was given."""
-    statuses, given, left = [200], [0], [size]
+    statuses, flower_bytes, left = [200], [0], [size]
 
     async def flower(scope: Any, receive: Any, send: Any) -> None:
         more = True
         while more:
             message = await receive()
-            given[0] += len(message["body"])
+            flower_bytes[0] += len(message["body"])
             more = message.get("more_body", False)
 
     async def receive() -> dict[str, Any]:
@@ -68,16 +68,16 @@ def asked(path: str, size: int, token: bytes = b"") -> tuple[int, int, int]:
 
     scope = {"type": "http", "path": path, "headers": [(HEADER.encode(), token)]}
     asyncio.run(Guard(flower, b"secret")(scope, receive, send))
-    return statuses[0], size - left[0], given[0]
+    return statuses[0], size - left[0], flower_bytes[0]
 
 
 def test_a_stranger_cannot_fill_the_memory_of_the_superlink_with_a_request() -> None:
     """Flower reads a request whole before it looks at the signature."""
     huge, message = 1 << 30, 6 << 20  # one of Flower's chunks
-    assert asked("/v1/fleet/push-object", message) == (200, message, message)
-    assert asked("/v1/fleet/push-object", huge) == (413, LARGEST + (1 << 20), 0)
-    assert asked("/v1/control/start-run", huge) == (403, 0, 0)
-    assert asked("/v1/runtime/push-object", 2 * LARGEST, b"secret") == (200, 2 * LARGEST, 2 * LARGEST)
+    assert guarded_request("/v1/fleet/push-object", message) == (200, message, message)
+    assert guarded_request("/v1/fleet/push-object", huge) == (413, LARGEST + (1 << 20), 0)
+    assert guarded_request("/v1/control/start-run", huge) == (403, 0, 0)
+    assert guarded_request("/v1/runtime/push-object", 2 * LARGEST, b"secret") == (200, 2 * LARGEST, 2 * LARGEST)
 
 
 @pytest.mark.parametrize("method", ["q_ffl", "aaggff_d", "term"])
@@ -163,13 +163,13 @@ def test_a_time_longer_than_has_passed_is_not_believed(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def honest() -> tuple[ClientPlan, Broadcast, Packet, Forms]:
     """A plan of SCAFFOLD with batch normalisation, a broadcast, a node's answer to it, and the forms of uploads."""
-    made = Recipe.of(config("method=scaffold", "model.norm=batch", "local.steps=1")).assignment("trial")
-    workspace = prepare_without_data(made)
+    assignment = Recipe.of(config("method=scaffold", "model.norm=batch", "local.steps=1")).assignment("trial")
+    workspace = prepare_without_data(assignment)
     plan = workspace.plan.levels[0]
     server = Server.initial(plan, plan.theta0, plan.buffers0)
     down = server.broadcast(plan)
     (result,) = Live(plan).work(down, [0], [first_state(plan, server.theta)])
-    uploads = {f"uploads|{place}|{name}": t for place, own in result.uploads.items() for name, t in own.items()}
+    uploads = {f"uploads|{place}|{name}": t for place, slices in result.uploads.items() for name, t in slices.items()}
     tensors = {"update": result.update, "buffers": result.buffers, **uploads}
     return plan, down, Packet("answer", {"loss": 1.0, "sent": [9, 36]}, tensors), forms(result.uploads)
 
@@ -177,11 +177,11 @@ def honest() -> tuple[ClientPlan, Broadcast, Packet, Forms]:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda t: {name: one for name, one in t.items() if "|" not in name}, "other slices than the parts"),
+        (lambda t: {name: tensor for name, tensor in t.items() if "|" not in name}, "other slices than the parts"),
         (lambda t: t | {"uploads|drift|more": torch.ones(2)}, "other slices than the parts"),
         (lambda t: t | {"uploads": torch.ones(2)}, None),
         (lambda t: t | {"uploads|drift": torch.ones(2)}, "holds uploads without places"),
-        (lambda t: {name: one for name, one in t.items() if name != "buffers"}, "the buffers in its answer has"),
+        (lambda t: {name: tensor for name, tensor in t.items() if name != "buffers"}, "the buffers in its answer has"),
         (lambda t: t | {"buffers": t["buffers"][:-1]}, "the buffers in its answer has another shape or type"),
         (lambda t: t | {"update": t["update"].double()}, "the update in its answer has another shape or type"),
         (lambda t: t | {"update": t["update"] + float("inf")}, "no model has, or that are not finite"),
@@ -189,33 +189,33 @@ def honest() -> tuple[ClientPlan, Broadcast, Packet, Forms]:
     ],
 )
 def test_an_answer_holds_what_the_parts_upload(change: Any, sentence: str | None, honest: Any) -> None:
-    plan, down, packet, known = honest
+    plan, down, packet, upload_forms = honest
     changed = packet._replace(tensors=change(packet.tensors))
     if sentence is None:
-        assert torch.equal(read_result(0, changed, down, plan, known).update, packet.tensors["update"])
+        assert torch.equal(read_result(0, changed, down, plan, upload_forms).update, packet.tensors["update"])
         return
     with pytest.raises(WireError, match=sentence):
-        read_result(0, changed, down, plan, known)
+        read_result(0, changed, down, plan, upload_forms)
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_a_slice_has_the_form_that_clients_upload(known: bool, honest: Any) -> None:
-    plan, down, packet, own = honest
+@pytest.mark.parametrize("has_forms", [True, False])
+def test_a_slice_has_the_form_that_clients_upload(has_forms: bool, honest: Any) -> None:
+    plan, down, packet, upload_forms = honest
     (place,) = (name for name in packet.tensors if "|" in name)
     for changed in (packet.tensors[place][:-1], packet.tensors[place].to(torch.float8_e4m3fn)):
         answer = packet._replace(tensors=packet.tensors | {place: changed})
-        if not known and changed.dtype == torch.float32:  # it is compared with those of others
+        if not has_forms and changed.dtype == torch.float32:  # it is compared with those of others
             assert read_result(0, answer, down, plan, None).failure is None
             continue
         with pytest.raises(WireError, match="has another shape or type than clients upload"):
-            read_result(0, answer, down, plan, own if known else None)
+            read_result(0, answer, down, plan, upload_forms if has_forms else None)
 
 
 @pytest.mark.parametrize("sent", [[10**9, 1], [1, 10**9], [-1, 1], [1.5, 1], [1], [True, 1], "many", None])
 def test_traffic_that_no_answer_has_is_counted_by_the_server(sent: object, honest: Any) -> None:
-    plan, down, packet, known = honest
-    assert read_result(0, packet, down, plan, known).traffic == (9, 36)
-    assert read_result(0, packet._replace(facts={"loss": 1.0, "sent": sent}), down, plan, known).traffic is None
+    plan, down, packet, upload_forms = honest
+    assert read_result(0, packet, down, plan, upload_forms).traffic == (9, 36)
+    assert read_result(0, packet._replace(facts={"loss": 1.0, "sent": sent}), down, plan, upload_forms).traffic is None
 
 
 def test_metrics_come_with_a_loss(honest: Any) -> None:
@@ -228,8 +228,8 @@ def test_metrics_come_with_a_loss(honest: Any) -> None:
 
 def test_what_differs_from_most_is_left_out(honest: Any) -> None:
     """Another shape, where forms are not known before; and norms, of what moves the buffers, too."""
-    plan, down, packet, known = honest
-    good = [read_result(client, packet, down, plan, known) for client in range(3)]
+    plan, down, packet, upload_forms = honest
+    good = [read_result(client, packet, down, plan, upload_forms) for client in range(3)]
     ((place, slices),) = good[0].uploads.items()
     cut = replace(good[1], uploads={place: {name: t[:-1] for name, t in slices.items()}})
     far = replace(good[1], buffers=down.buffers + 1e8)
@@ -237,17 +237,17 @@ def test_what_differs_from_most_is_left_out(honest: Any) -> None:
         (same_shapes, cut, "the shapes of its uploads differ"),
         (partial(same_scale, earlier_norms={}), far, "the norm of its buffers is"),
     ):
-        kept = refuse([good[0], wrong, good[2]], 3 * [down])
-        assert [one.failure is None for one in kept] == [True, False, True]
-        assert sentence in str(kept[1].failure)
-        assert all(one.failure is None for one in refuse([good[0], wrong][:1], [down]))
+        results = refuse([good[0], wrong, good[2]], 3 * [down])
+        assert [result.failure is None for result in results] == [True, False, True]
+        assert sentence in str(results[1].failure)
+        assert all(result.failure is None for result in refuse([good[0], wrong][:1], [down]))
 
 
 def test_a_loss_is_not_negative_where_the_objective_or_the_mixing_forbids_it(honest: Any) -> None:
     plan, *_ = honest
     signed = replace(plan, method=replace(plan.method, objective=(*plan.method.objective, Decorrelation())))
     weighing = replace(signed, method=replace(signed.method, mixing=methods.make("q_ffl").mixing))
-    assert [least_loss(one) for one in (plan, signed, weighing)] == [0.0, -LARGEST_LOSS, 0.0]
+    assert [least_loss(variant) for variant in (plan, signed, weighing)] == [0.0, -LARGEST_LOSS, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -264,14 +264,14 @@ def test_numbers_of_samples_that_no_node_has_do_not_join(facts: dict[str, Any]) 
         assert _read_join(pack("answer", good | facts), Deployment())[0] is None
 
 
-@pytest.mark.parametrize("said", [{"status": "left out", "kind": "nonsense"}, {"status": "left out", "kind": []}, {}])
-def test_a_status_that_no_node_gives_is_a_refusal(said: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("facts", [{"status": "left out", "kind": "nonsense"}, {"status": "left out", "kind": []}, {}])
+def test_a_status_that_no_node_gives_is_a_refusal(facts: dict[str, Any], tmp_path: Path) -> None:
     """Also where a node could not read its order, whose ticket it then does not know."""
     result = lying(
-        tmp_path, ("method=fedavg", "rounds=1"), {"status": "refused", "code": "message", "ticket": ""} | said
+        tmp_path, ("method=fedavg", "rounds=1"), {"status": "refused", "code": "message", "ticket": ""} | facts
     )
     assert [(f.client, f.kind.value) for f in result.failures] == [(0, "refused")]
-    assert ("it was left out" if said else "it cannot read the message") in result.failures[0].reason
+    assert ("it was left out" if facts else "it cannot read the message") in result.failures[0].reason
 
 
 OVERLAPPING = ("method=scaffold", "schedule=buffered", "schedule.k=2", "cohort=3", "rounds=4", "deploy.deadline=9")
@@ -279,9 +279,9 @@ OVERLAPPING = ("method=scaffold", "schedule=buffered", "schedule.k=2", "cohort=3
 
 def test_answers_for_no_version_twice_or_by_others_move_nothing(tmp_path: Path) -> None:
     """Where steps overlap, too: a ticket is of one order, of one version to one node."""
-    found = []
+    results = []
     for hostile in (False, True):
-        transport = in_process(made := config(*OVERLAPPING), tmp_path / str(hostile))
+        transport = in_process(settings := config(*OVERLAPPING), tmp_path / str(hostile))
         answers: dict[str, bytes] = {}
 
         def route(name: str, number: int, blob: bytes, transport: InProcess = transport, answers: Any = answers) -> Any:
@@ -295,9 +295,9 @@ def test_answers_for_no_version_twice_or_by_others_move_nothing(tmp_path: Path) 
 
         if hostile:
             transport.route = route
-        found.append(run(Recipe.of(made), transport, 4))
+        results.append(run(Recipe.of(settings), transport, 4))
         transport.close()
-    plain, disturbed = found
+    plain, disturbed = results
     assert torch.equal(plain.snapshot.server.theta, disturbed.snapshot.server.theta)
     assert not disturbed.failures
     assert sum(record["deploy/late"] for record in disturbed.history) > 3 * 2 * 3

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers.deploying import config, in_process
+from helpers.deploying import config, in_process, node_and_last_order
 
 from fedloom.base import files
 from fedloom.base.errors import CheckpointError, ConfigError
@@ -82,13 +82,13 @@ def test_a_node_makes_networks_of_sizes_alone(model: dict[str, Any], tmp_path: P
     (folder := tmp_path / "net").mkdir()
     (folder / "config.json").write_text("{}")
     model = {key: str(folder) if value == "DIR" else value for key, value in model.items()}
-    opened: list[str] = []
-    sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event in ("open", "socket.connect") else None)
+    accesses: list[str] = []
+    sys.addaudithook(lambda event, args: accesses.append(str(args[0])) if event in ("open", "socket.connect") else None)
     node = Node(table(tmp_path / "mine.csv"), tmp_path / "state")
     facts = unpack(node.answer(joining(TABLE, model=model))).facts
     node.close()
     assert facts == {"ticket": TICKET, "status": "refused", "code": "settings"}
-    assert not [path for path in opened if path.startswith((str(folder), "/etc/passwd"))]
+    assert not [path for path in accesses if path.startswith((str(folder), "/etc/passwd"))]
     assert not {"transformers", "timm"} & sys.modules.keys()
 
 
@@ -105,8 +105,8 @@ def test_the_code_for_a_large_model_tells_nothing_of_the_memory(
 
 def test_a_server_learns_nothing_of_a_table_from_refusals(tmp_path: Path) -> None:
     """The specification is that of the first order; a code says that another one, whatever it asks for, is none."""
-    told: list[str] = []
-    node = Node(table(tmp_path / "mine.csv"), tmp_path / "state", told.append)
+    log: list[str] = []
+    node = Node(table(tmp_path / "mine.csv"), tmp_path / "state", log.append)
     first = unpack(node.answer(joining(TABLE))).facts
     assert first.keys() == {"ticket", "status", "sizes", "threads", "seconds"}
     probes = [
@@ -122,17 +122,17 @@ def test_a_server_learns_nothing_of_a_table_from_refusals(tmp_path: Path) -> Non
     assert answers == [{"ticket": TICKET, "status": "refused", "code": "agreement"}] * len(probes)
     assert unpack(node.answer(joining(TABLE))).facts["sizes"] == first["sizes"]
     node.close()
-    assert any("another data specification" in line for line in told)
-    assert not any("Smith" in line for line in told)  # the table was not read for them
+    assert any("another data specification" in line for line in log)
+    assert not any("Smith" in line for line in log)  # the table was not read for them
 
 
 def test_a_value_that_does_not_fit_is_told_to_the_owner_alone(tmp_path: Path) -> None:
-    told: list[str] = []
-    node = Node(table(tmp_path / "mine.csv"), tmp_path / "state", told.append)
+    log: list[str] = []
+    node = Node(table(tmp_path / "mine.csv"), tmp_path / "state", log.append)
     facts = unpack(node.answer(joining(replace(TABLE, label=("name",))))).facts
     node.close()
     assert facts == {"ticket": TICKET, "status": "refused", "code": "data"}
-    assert "Smith" in told[-1]
+    assert "Smith" in log[-1]
 
 
 NOTHING = [
@@ -190,7 +190,7 @@ def test_a_specification_that_no_data_can_fulfil_is_refused_and_not_agreed_to(tm
 def test_numbers_beyond_their_range_are_refused_before_any_work(
     facts: dict[str, Any], code: str, tmp_path: Path
 ) -> None:
-    node, order, broadcast = asked(tmp_path, *LOCAL_NOISE)
+    node, order, broadcast = node_copy(tmp_path, *LOCAL_NOISE)
     down = unpack(broadcast)
     if not facts:
         broadcast = pack("broadcast", down.facts | {"lr": 10**400}, down.tensors)
@@ -200,13 +200,13 @@ def test_numbers_beyond_their_range_are_refused_before_any_work(
 
 
 def test_the_seed_of_a_later_run_does_not_move_samples_between_the_splits(tmp_path: Path) -> None:
-    node, found = Node(table(tmp_path / "mine.csv"), tmp_path / "state"), []
+    node, inputs = Node(table(tmp_path / "mine.csv"), tmp_path / "state"), []
     for seed in (3, 4):
         assert unpack(node.answer(joining(TABLE, seed=seed))).facts["status"] == "joined"
         assert node._samples is not None
-        found.append(node._samples[1].test.x)
+        inputs.append(node._samples[1].test.x)
     node.close()
-    assert torch.equal(*found)
+    assert torch.equal(*inputs)
 
 
 def test_the_owner_agrees_to_another_specification(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -228,21 +228,16 @@ def test_the_owner_agrees_to_another_specification(tmp_path: Path, capsys: pytes
         Agreement(home).hold(TABLE, 0)
 
 
-def asked(tmp_path: Path, *words: str, peak: float | None = None) -> tuple[Node, Order, bytes]:
+def node_copy(tmp_path: Path, *words: str, peak: float | None = None) -> tuple[Node, Order, bytes]:
     """A node like that of a private run with its order and broadcast; one value of its data is replaced by ``peak``."""
-    transport = in_process(made := config(*words, "rounds=1"), tmp_path)
-    run(Recipe.of(made), transport, 4)
-    transport.close()
-    order, broadcast = transport.sent["node-0"][-1]
-    node = transport.nodes["node-0"]
-    assert node is not None
+    node, order, broadcast = node_and_last_order("rounds=1", *words, folder=tmp_path)
     if peak is not None:
-        with np.load(node.data) as held:
-            arrays = dict(held)
+        with np.load(node.data) as archive:
+            arrays = dict(archive)
         arrays["x_train"][:, 0, 0, 0] = 0
         arrays["x_train"][0, 0, 0, 0] = peak
         np.savez(node.data, **arrays)
-    return Node(node.data, tmp_path / "like it"), Order.read(order, 10**7), broadcast
+    return Node(node.data, tmp_path / "like it"), order, broadcast
 
 
 @pytest.mark.parametrize(
@@ -254,9 +249,9 @@ def test_a_crafted_model_gives_no_bit_without_noise(
     words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A model whose output overflows for large values of one pixel: both nodes answer alike, with finite noise."""
-    said, finite = [], []
+    answers, finite = [], []
     for number, peak in enumerate((0.1, 0.9)):
-        node, order, broadcast = asked(tmp_path / str(number), *words, peak=peak)
+        node, order, broadcast = node_copy(tmp_path / str(number), *words, peak=peak)
         down = read_broadcast(broadcast, 10**7)
         theta = torch.zeros_like(down.theta)
         theta[0] = 2.3e38  # of the first pixel to the first of 16 hidden units
@@ -265,14 +260,14 @@ def test_a_crafted_model_gives_no_bit_without_noise(
         for most, ticket in ((messages.MODERATE, "1"), (float("inf"), "2")):
             monkeypatch.setattr(messages, "MODERATE", most)
             packet = unpack(node.answer(replace(order, ticket=32 * ticket).packed(), crafted))
-            said.append({key: value for key, value in packet.facts.items() if key != "seconds"})
+            answers.append({key: value for key, value in packet.facts.items() if key != "seconds"})
             finite.append([bool(t.isfinite().all()) for t in packet.tensors.values()])
             monkeypatch.undo()
         node.close()
-    assert said[:2] == said[2:]
-    assert said[0] == {"ticket": 32 * "1", "status": "refused", "code": "broadcast"}
-    assert said[1]["status"] == "done"
-    assert "loss" not in said[1]
+    assert answers[:2] == answers[2:]
+    assert answers[0] == {"ticket": 32 * "1", "status": "refused", "code": "broadcast"}
+    assert answers[1]["status"] == "done"
+    assert "loss" not in answers[1]
     assert finite[1] == finite[3] == [True, True]
 
 
@@ -282,16 +277,16 @@ def test_an_exception_at_a_node_with_a_budget_is_the_last_that_a_server_learns(
     """Whether there was one may depend on its data: one bit, and the owner decides whether there is another."""
     pytest.importorskip("dp_accounting", reason="the extra 'privacy' is not installed")
     words = ("local.dp_clip=1.0", "local.dp_noise=5.0")
-    node, order, broadcast = asked(tmp_path, *words)
+    node, order, broadcast = node_copy(tmp_path, *words)
     node.close()
-    told: list[str] = []
-    node = Node(node.data, node.home, told.append, budget=Budget(50.0))
-    monkeypatch.setattr("fedloom.compute.live._sample_gradients", lambda *given: 1 / 0)
+    log: list[str] = []
+    node = Node(node.data, node.home, log.append, budget=Budget(50.0))
+    monkeypatch.setattr("fedloom.compute.live._sample_gradients", lambda *_: 1 / 0)
     facts = []
     for number in range(2):
         facts.append(unpack(node.answer(replace(order, ticket=f"{number:032x}").packed(), broadcast)).facts)
         monkeypatch.undo()
-    assert [one["code"] for one in facts] == ["failed", "stopped"]
+    assert [reply["code"] for reply in facts] == ["failed", "stopped"]
     assert "ZeroDivisionError" in (node.home / STOPPED).read_text()
     (node.home / STOPPED).unlink()
     answer = unpack(node.answer(replace(order, ticket=f"{2:032x}").packed(), broadcast)).facts
@@ -301,7 +296,7 @@ def test_an_exception_at_a_node_with_a_budget_is_the_last_that_a_server_learns(
 
 def test_orders_of_many_lists_in_one_another_do_not_stop_a_node(tmp_path: Path) -> None:
     """They would exceed the recursion limit of functions that look into them."""
-    node, order, broadcast = asked(tmp_path)
+    node, order, broadcast = node_copy(tmp_path)
     deep: list[Any] = []
     for _ in range(800):
         deep = [deep]
@@ -314,7 +309,7 @@ def test_orders_of_many_lists_in_one_another_do_not_stop_a_node(tmp_path: Path) 
 
 def test_an_order_beyond_its_plan_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A level that the model has not, losses on samples that the method does not need, a model of another version."""
-    node, order, broadcast = asked(tmp_path)
+    node, order, broadcast = node_copy(tmp_path)
     for number, (change, code) in enumerate((
         ({"level": 1}, "message"),
         ({"level": -1}, "message"),
@@ -330,7 +325,7 @@ def test_an_order_beyond_its_plan_is_refused(tmp_path: Path, monkeypatch: pytest
 
 def test_a_slice_of_another_shape_is_refused_before_any_work(tmp_path: Path) -> None:
     """A node with a budget would otherwise stop at the error, until its owner looks."""
-    node, order, broadcast = asked(tmp_path, "method=scaffold")
+    node, order, broadcast = node_copy(tmp_path, "method=scaffold")
     down = read_broadcast(broadcast, 10**7)
     ((place, slices),) = down.parts.items()
     for ticket, form in (("1", lambda c: c[:-1]), ("2", lambda c: c.double())):
@@ -362,17 +357,17 @@ RECEIVING = {
 
 def test_every_method_that_receives_slices_is_tried() -> None:
     """All of them that can be deployed: the others need a teacher or public inputs, or have several models."""
-    made = {name: methods.make(name) for name in methods.names()}
-    found = {name for name, one in made.items() if any(part.downloads for part in one.parts.values())}
-    found -= {name for name, one in made.items() if not one.topology.is_identity}
-    assert found - {"disk", "fedmd"} == RECEIVING.keys() - {"dp_fedavg", "fedavg"}
+    compositions = {name: methods.make(name) for name in methods.names()}
+    names = {name for name, method in compositions.items() if any(part.downloads for part in method.parts.values())}
+    names -= {name for name, method in compositions.items() if not method.topology.is_identity}
+    assert names - {"disk", "fedmd"} == RECEIVING.keys() - {"dp_fedavg", "fedavg"}
 
 
 @pytest.mark.parametrize("method", RECEIVING)
 def test_slices_of_every_round_have_the_form_of_their_part(method: str, tmp_path: Path) -> None:
     """The honest broadcasts of two rounds are taken; one slice cut, doubled, of another type or too many is not."""
-    transport = in_process(made := config(f"method={method}", "rounds=2", *RECEIVING[method]), tmp_path)
-    result = run(Recipe.of(made), transport, 4)
+    transport = in_process(settings := config(f"method={method}", "rounds=2", *RECEIVING[method]), tmp_path)
+    result = run(Recipe.of(settings), transport, 4)
     assert not result.failures
     transport.close()
     sent = [(Order.read(order, 10**7), read_broadcast(blob, 10**7)) for order, blob in transport.sent["node-0"][1:]]

@@ -28,12 +28,12 @@ from fedloom_apps.deploy.wire import pack, unpack
 WORDS = ("method=scaffold", "rounds=4")
 
 
-def deployed(folder: Path, *words: str, **given: object) -> tuple[RunResult, InProcess]:
-    transport = in_process(made := config(*WORDS, *words), folder)
-    return run(Recipe.of(made), transport, 4, **given), transport  # type: ignore[arg-type]
+def deployed(folder: Path, *words: str, **options: object) -> tuple[RunResult, InProcess]:
+    transport = in_process(settings := config(*WORDS, *words), folder)
+    return run(Recipe.of(settings), transport, 4, **options), transport  # type: ignore[arg-type]
 
 
-def same(a: RunResult, b: RunResult) -> None:
+def assert_same(a: RunResult, b: RunResult) -> None:
     assert torch.equal(a.snapshot.server.theta, b.snapshot.server.theta)
     assert torch.equal(a.snapshot.server.parts["drift"]["c"], b.snapshot.server.parts["drift"]["c"])
 
@@ -45,48 +45,48 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
     return result
 
 
-def again(made: InProcess, words: Sequence[str] = (), **given: object) -> RunResult:
+def run_and_close(transport: InProcess, words: Sequence[str] = (), **options: object) -> RunResult:
     """A run with nodes whose route or presence was changed."""
-    result = run(Recipe.of(config(*WORDS, *words)), made, 4, **given)  # type: ignore[arg-type]
-    made.close()
+    result = run(Recipe.of(config(*WORDS, *words)), transport, 4, **options)  # type: ignore[arg-type]
+    transport.close()
     return result
 
 
 def test_doubled_answers_count_once(undisturbed: RunResult, tmp_path: Path) -> None:
     transport = in_process(config(*WORDS), tmp_path)
     transport.route = lambda name, number, blob: [blob, blob]
-    result = again(transport)
-    same(result, undisturbed)
+    result = run_and_close(transport)
+    assert_same(result, undisturbed)
     assert [record["deploy/late"] for record in result.history] == [4, 4, 4, 4]
 
 
 @pytest.mark.parametrize("method", ["scaffold", "term"])  # the losses of the latter come with the work
 def test_an_answer_is_read_once(method: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    seen, read = [], engine.read_result
-    monkeypatch.setattr(engine, "read_result", lambda client, *rest: seen.append(client) or read(client, *rest))
+    clients, read = [], engine.read_result
+    monkeypatch.setattr(engine, "read_result", lambda client, *rest: clients.append(client) or read(client, *rest))
     _, transport = deployed(tmp_path, f"method={method}", "rounds=2")
     transport.close()
-    assert sorted(seen) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert sorted(clients) == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
 def test_a_lost_answer_and_a_late_one_leave_no_trace(tmp_path: Path) -> None:
     """A node whose answer was not accepted continues from its previous state, as if it had been offline."""
-    kept: list[bytes] = []
+    late_answers: list[bytes] = []
 
     def lost(name: str, number: int, blob: bytes) -> list[bytes]:
         return [] if (name, number) == ("node-2", 2) else [blob]  # number 0 is the join
 
     def late(name: str, number: int, blob: bytes) -> list[bytes]:
         if (name, number) == ("node-2", 2):
-            kept.append(blob)
+            late_answers.append(blob)
             return []
-        return [kept.pop(), blob] if kept and name == "node-2" else [blob]
+        return [late_answers.pop(), blob] if late_answers and name == "node-2" else [blob]
 
-    found = []
+    results = []
     for route in (lost, late):
         transport = in_process(config(*WORDS), tmp_path / route.__name__)
         transport.route = route
-        found.append(again(transport))
+        results.append(run_and_close(transport))
     transport = in_process(config(*WORDS), tmp_path / "offline")
     node = transport.nodes["node-2"]
 
@@ -96,13 +96,13 @@ def test_a_lost_answer_and_a_late_one_leave_no_trace(tmp_path: Path) -> None:
         return [blob]
 
     transport.route = offline
-    found.append(again(transport))
-    same(found[0], found[1])
-    same(found[0], found[2])
-    assert [f.client for f in found[0].failures] == [f.client for f in found[2].failures] == [2]
-    assert "node-2: it did not answer within 0.3 s" in str(found[0].failures[0])
-    assert "node-2: it is offline" in str(found[2].failures[0])
-    assert [record["deploy/late"] for record in found[1].history] == [0, 0, 1, 0]
+    results.append(run_and_close(transport))
+    assert_same(results[0], results[1])
+    assert_same(results[0], results[2])
+    assert [f.client for f in results[0].failures] == [f.client for f in results[2].failures] == [2]
+    assert "node-2: it did not answer within 0.3 s" in str(results[0].failures[0])
+    assert "node-2: it is offline" in str(results[2].failures[0])
+    assert [record["deploy/late"] for record in results[1].history] == [0, 0, 1, 0]
 
 
 @pytest.mark.exhaustive
@@ -118,7 +118,7 @@ def test_nodes_killed_before_they_answer_send_the_same_answer_again(undisturbed:
         return [blob]
 
     transport.route = killing
-    same(again(transport, ["deploy.deadline=60"]), undisturbed)
+    assert_same(run_and_close(transport, ["deploy.deadline=60"]), undisturbed)
     assert len(killed) == 6
 
 
@@ -143,7 +143,7 @@ def test_a_log_without_room_changes_no_answer(
     monkeypatch.setattr(node, "append", full)
     result, transport = deployed(tmp_path)
     transport.close()
-    same(result, undisturbed)
+    assert_same(result, undisturbed)
 
 
 def test_a_server_goes_on_from_any_of_its_checkpoints(undisturbed: RunResult, tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_a_server_goes_on_from_any_of_its_checkpoints(undisturbed: RunResult, tm
         for name in transport.nodes:
             transport.restart(name)
         result = run(Recipe.of(config(*WORDS)), transport, 4, out=out, resume=start, keep=3)
-        same(result, undisturbed)
+        assert_same(result, undisturbed)
     transport.close()
 
 
@@ -189,7 +189,7 @@ def test_too_few_answers_stop_the_run_and_it_goes_on_later(undisturbed: RunResul
         run(Recipe.of(config(*WORDS, "deploy.quorum=3")), transport, 4, out=out)
     result = run(Recipe.of(config(*WORDS, "deploy.quorum=3")), transport, 4, out=out, resume=True)
     transport.close()
-    same(result, undisturbed)
+    assert_same(result, undisturbed)
 
 
 def test_a_refusal_is_no_update_for_the_quorum_and_stops_nobody_else(tmp_path: Path) -> None:
@@ -201,17 +201,14 @@ def test_a_refusal_is_no_update_for_the_quorum_and_stops_nobody_else(tmp_path: P
         says = {"status": "refused", "code": "data"} if name == "node-1" else {"status": "done"}
         return [pack("answer", {"ticket": unpack(blob).facts["ticket"], **says})]  # without an update
 
-    found = []
-    for quorum in (2, 3):
-        transport = in_process(config(*WORDS), tmp_path / f"{quorum}")
+    transports = [in_process(config(*WORDS), tmp_path / name) for name in ("two", "three")]
+    for transport in transports:
         transport.route = refusing
-        if quorum == 2:
-            found = again(transport, ["deploy.quorum=2"]).failures
-            continue
-        with pytest.raises(ClientError, match=r"2 of 4 nodes gave a usable .*quorum=3 .*1: its data do not fit .*; "):
-            again(transport, ["deploy.quorum=3"])
-        transport.close()
-    assert [(f.round, f.client, f.kind) for f in found] == [(1, 1, "refused"), (1, 3, "refused")]
+    failures = run_and_close(transports[0], ["deploy.quorum=2"]).failures
+    assert [(f.round, f.client, f.kind) for f in failures] == [(1, 1, "refused"), (1, 3, "refused")]
+    with pytest.raises(ClientError, match=r"2 of 4 nodes gave a usable .*quorum=3 .*1: its data do not fit .*; "):
+        run_and_close(transports[1], ["deploy.quorum=3"])
+    transports[1].close()
 
 
 def test_a_quorum_that_refusals_leave_open_is_waited_for(tmp_path: Path) -> None:
@@ -235,15 +232,15 @@ def test_a_quorum_that_refusals_leave_open_is_waited_for(tmp_path: Path) -> None
         return arrived
 
     transport.route, transport.receive = route, receiving  # type: ignore[method-assign]
-    result = again(transport, ["rounds=1", "deploy.deadline=20", "deploy.quorum=3"])
+    result = run_and_close(transport, ["rounds=1", "deploy.deadline=20", "deploy.quorum=3"])
     assert [f.client for f in result.failures] == [1]
 
 
 def test_work_that_diverged_counts_as_an_answer(tmp_path: Path) -> None:
     """As in a simulation: the round leaves the model as it was, and the next one begins."""
     words = ("method=fedavg", "rounds=2", "local.lr=1e12", "deploy.quorum=4")
-    transport = in_process(made := config(*words), tmp_path)
-    result = run(Recipe.of(made), transport, 4)
+    transport = in_process(settings := config(*words), tmp_path)
+    result = run(Recipe.of(settings), transport, 4)
     transport.close()
     assert [(f.round, f.kind) for f in result.failures] == [(t, "diverged") for t in (0, 1) for _ in range(4)]
     assert torch.equal(result.snapshot.server.theta, simulation(*words[:-1]).snapshot.server.theta)
@@ -253,13 +250,13 @@ def test_a_finished_run_needs_no_nodes_to_be_continued(undisturbed: RunResult, t
     _, transport = deployed(tmp_path, out=tmp_path / "run")
     transport.close()
     nobody = InProcess(dict.fromkeys(transport.nodes))
-    same(again(nobody, out=tmp_path / "run", resume=True), undisturbed)
+    assert_same(run_and_close(nobody, out=tmp_path / "run", resume=True), undisturbed)
 
 
 def test_who_is_not_there_is_told_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who has joined while others are waited for; who stops to answer, and begins again; who is no node of the run."""
     monkeypatch.setattr(server, "REMIND", 0.0)
-    transport = in_process(made := config("method=fedavg", "rounds=3"), tmp_path)
+    transport = in_process(settings := config("method=fedavg", "rounds=3"), tmp_path)
     transport.route = lambda name, number, blob: [] if name == "node-1" and number == 2 else [blob]
     late, receive = transport.nodes.pop("node-3"), transport.receive
 
@@ -270,33 +267,33 @@ def test_who_is_not_there_is_told_by_name(tmp_path: Path, monkeypatch: pytest.Mo
         return receive(seconds)
 
     transport.receive = joining  # type: ignore[method-assign]
-    told: list[str] = []
-    run(Recipe.of(made), transport, 4, tmp_path / "run", tell=told.append)
-    assert "waiting for 4 nodes; node-0, node-1, node-2 joined" in told
-    assert [line for line in told if line.startswith("round ")] == [
+    lines: list[str] = []
+    run(Recipe.of(settings), transport, 4, tmp_path / "run", tell=lines.append)
+    assert "waiting for 4 nodes; node-0, node-1, node-2 joined" in lines
+    assert [line for line in lines if line.startswith("round ")] == [
         "round 2: node-1: it did not answer within 0.3 s",
         "round 3: node-1 answered again",
     ]
     stranger = "new is not a node of this run, which keeps its nodes; one that begins with init=… takes it in"
-    assert [line for line in told if "new" in line.split()] == [stranger]
-    told.clear()
+    assert [line for line in lines if "new" in line.split()] == [stranger]
+    lines.clear()
     longer = Recipe.of(config("method=fedavg", "rounds=4"))
-    run(longer, transport, 4, tmp_path / "run", resume=True, tell=told.append)
+    run(longer, transport, 4, tmp_path / "run", resume=True, tell=lines.append)
     transport.close()
-    assert [line for line in told if "new" in line.split()] == [stranger]
+    assert [line for line in lines if "new" in line.split()] == [stranger]
 
 
 def test_a_fourth_site_joins_in_a_run_that_begins_from_the_last(tmp_path: Path) -> None:
     """As docs/deploy.md has it: the nodes that are there already join by themselves, and begin with the last model."""
-    transport = in_process(made := config("method=fedavg", "rounds=1", "deploy.nodes=3"), tmp_path)
+    transport = in_process(settings := config("method=fedavg", "rounds=1", "deploy.nodes=3"), tmp_path)
     fourth = transport.nodes.pop("node-3")
-    three = run(Recipe.of(made), transport, 3, tmp_path / "three")
+    three = run(Recipe.of(settings), transport, 3, tmp_path / "three")
     transport.nodes["node-3"] = fourth
-    made = config("method=fedavg", "rounds=1", f"init={tmp_path / 'three'}")
-    told: list[str] = []
-    four = run(Recipe.of(made), transport, 4, tmp_path / "four", tell=told.append)
+    settings = config("method=fedavg", "rounds=1", f"init={tmp_path / 'three'}")
+    lines: list[str] = []
+    four = run(Recipe.of(settings), transport, 4, tmp_path / "four", tell=lines.append)
     transport.close()
-    assert [line.split()[0] for line in told if " joined with " in line] == [f"node-{k}" for k in range(4)]
+    assert [line.split()[0] for line in lines if " joined with " in line] == [f"node-{k}" for k in range(4)]
     for name in transport.nodes:
         broadcast = read_broadcast(transport.sent[name][-1].broadcast, 10**7)
         assert torch.equal(broadcast.theta, three.snapshot.server.theta)
@@ -310,12 +307,12 @@ def test_changed_data_are_refused_and_end_no_run(tmp_path: Path) -> None:
         arrays = dict(stored)
     arrays["y_train"][0] = (arrays["y_train"][0] + 1) % 10
     np.savez(path, **arrays)
-    told: list[str] = []
+    lines: list[str] = []
     for name in transport.nodes:
         transport.restart(name)
-    result = again(transport, out=tmp_path / "run", resume=True, tell=told.append)
+    result = run_and_close(transport, out=tmp_path / "run", resume=True, tell=lines.append)
     assert [(f.client, f.kind) for f in result.failures] == [(0, FailureKind.REFUSED)] * 3
-    assert any("node-0 refused: its data do not fit the data specification, or are not those" in line for line in told)
+    assert any("node-0 refused: its data do not fit the data specification, or are not those" in line for line in lines)
     assert "the data are others than those with which" in (tmp_path / "state" / "node-0" / "node.log").read_text()
 
 
@@ -327,20 +324,20 @@ def test_a_node_that_declares_other_numbers_ends_no_run_that_goes_on(tmp_path: P
         more = {"sizes": [10**9, 0, 0]} if name == "node-0" and facts.get("status") == "joined" else {}
         return [pack("answer", facts | more, unpack(blob).tensors)]
 
-    transport.route, told = route, []
-    result = again(transport, out=tmp_path / "run", resume=True, tell=told.append)
+    transport.route, lines = route, []
+    result = run_and_close(transport, out=tmp_path / "run", resume=True, tell=lines.append)
     assert result.history[-1]["round"] == 4
-    assert any("node-0 has 1000000000, 0, 0 samples for training" in line and "but had" in line for line in told)
+    assert any("node-0 has 1000000000, 0, 0 samples for training" in line and "but had" in line for line in lines)
 
 
 def test_a_run_that_another_server_holds_is_refused_before_nodes_join(tmp_path: Path) -> None:
     _, transport = deployed(tmp_path, "rounds=1", out=tmp_path / "run")
-    held, told = atomic.Lock(tmp_path / "run"), []
+    lock, lines = atomic.Lock(tmp_path / "run"), []
     with pytest.raises(CheckpointError, match="is in use"):
-        run(Recipe.of(config(*WORDS)), transport, 4, out=tmp_path / "run", resume=True, tell=told.append)
-    held.release()
+        run(Recipe.of(config(*WORDS)), transport, 4, out=tmp_path / "run", resume=True, tell=lines.append)
+    lock.release()
     transport.close()
-    assert not told
+    assert not lines
 
 
 def test_rounds_in_which_every_fifth_answer_is_lost(tmp_path: Path) -> None:
@@ -353,7 +350,7 @@ def test_rounds_in_which_every_fifth_answer_is_lost(tmp_path: Path) -> None:
         return [] if number and stream(0, "drop", number - 1, client).random() < 0.2 else [blob]
 
     transport.route = route
-    result = again(transport, words)
+    result = run_and_close(transport, words)
     reference = simulation(*WORDS, "rounds=12", "local.lr=0.05", "drop_rate=0.2")
     lost = [(failure.round, failure.client) for failure in result.failures]
     assert lost == [(failure.round, failure.client) for failure in reference.failures]
@@ -375,11 +372,11 @@ def test_every_order_of_answer_commit_and_restart(seed: int, tmp_path: Path) -> 
         oldest = checkpoints[0][0] if checkpoints else 0
         if event == "work":
             node.confirm(current, oldest)
-            found = 0.0 if current is None else float(node.state(current)["drift"]["h"])
-            assert found == (0.0 if current is None else values[current])
-            version = node.propose(completed, f"{step:032x}", {"drift": {"h": torch.tensor(found + step + 1)}})
+            h = 0.0 if current is None else float(node.state(current)["drift"]["h"])
+            assert h == (0.0 if current is None else values[current])
+            version = node.propose(completed, f"{step:032x}", {"drift": {"h": torch.tensor(h + step + 1)}})
             assert version is not None
-            values[version] = found + step + 1
+            values[version] = h + step + 1
             if draw.random() < 0.6:  # it counts
                 current, completed = version, completed + 1
         elif event == "idle":

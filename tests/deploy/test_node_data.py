@@ -28,8 +28,8 @@ PICTURES = DataSpec((1, 4, 4), 2, names=("cat", "dog"), mean=(0.5,), std=(0.5,))
 
 
 def npz(folder: Path, **arrays: Any) -> str:
-    given = {"x_train": np.linspace(0, 1, 30).reshape(10, 3), "y_train": np.arange(10) % 2} | arrays
-    np.savez(folder / "mine.npz", **{name: value for name, value in given.items() if value is not None})
+    contents = {"x_train": np.linspace(0, 1, 30).reshape(10, 3), "y_train": np.arange(10) % 2} | arrays
+    np.savez(folder / "mine.npz", **{name: value for name, value in contents.items() if value is not None})
     return str(folder / "mine.npz")
 
 
@@ -37,16 +37,16 @@ def test_arrays_and_tables_and_loaders_give_the_same_samples(tmp_path: Path, mon
     path = npz(tmp_path)
     reference = read(path, TABLE, seed=3)
     assert reference.sizes == (8, 0, 2)
-    held = np.load(path)
-    table = pd.DataFrame(held["x_train"], columns=["a", "b", "c"]).assign(label=held["y_train"])
+    archive = np.load(path)
+    table = pd.DataFrame(archive["x_train"], columns=["a", "b", "c"]).assign(label=archive["y_train"])
     table.to_csv(tmp_path / "mine.csv", index=False)
     table.to_parquet(tmp_path / "mine.parquet")
     (tmp_path / "my_loader.py").write_text(f"import numpy as np\ndef load():\n    return dict(np.load({path!r}))\n")
     monkeypatch.syspath_prepend(tmp_path)
     for place in (str(tmp_path / "mine.csv"), str(tmp_path / "mine.parquet"), "my_loader:load"):
-        found = read(place, TABLE, seed=3)
-        assert torch.equal(found.train.x, reference.train.x)
-        assert torch.equal(found.test.y, reference.test.y)
+        data = read(place, TABLE, seed=3)
+        assert torch.equal(data.train.x, reference.train.x)
+        assert torch.equal(data.test.y, reference.test.y)
     sys.modules.pop("my_loader")
 
 
@@ -58,8 +58,8 @@ def test_a_loader_may_return_tensors_of_any_kind(monkeypatch: pytest.MonkeyPatch
 
 
 def test_own_splits_are_kept(tmp_path: Path) -> None:
-    found = read(npz(tmp_path, x_test=np.zeros((0, 3)), y_test=np.zeros(0, np.int64)), TABLE)
-    assert found.sizes == (10, 0, 0)
+    data = read(npz(tmp_path, x_test=np.zeros((0, 3)), y_test=np.zeros(0, np.int64)), TABLE)
+    assert data.sizes == (10, 0, 0)
 
 
 def test_image_folders_are_normalised_as_the_recipe_says(tmp_path: Path) -> None:
@@ -67,9 +67,9 @@ def test_image_folders_are_normalised_as_the_recipe_says(tmp_path: Path) -> None
         (tmp_path / name).mkdir()
         for number in range(5):
             Image.fromarray(np.full((4, 4), grey, np.uint8)).save(tmp_path / name / f"{number}.png")
-    found = read(str(tmp_path), PICTURES)
-    assert tuple(found.train.x.shape[1:]) == (1, 4, 4)
-    assert torch.equal(found.train.x[:, 0, 0, 0], 2.0 * found.train.y - 1)
+    data = read(str(tmp_path), PICTURES)
+    assert tuple(data.train.x.shape[1:]) == (1, 4, 4)
+    assert torch.equal(data.train.x[:, 0, 0, 0], 2.0 * data.train.y - 1)
     (tmp_path / "lion").mkdir()
     Image.fromarray(np.zeros((4, 4), np.uint8)).save(tmp_path / "lion" / "0.png")
     with pytest.raises(DataError, match="has a class 'lion', but the recipe's are cat, dog"):
@@ -84,8 +84,8 @@ def test_image_files_of_any_shape_become_those_of_a_simulation(tmp_path: Path) -
             pixels = draw.integers(0, 256, (6, 9, 3)).astype(np.uint8)
             Image.fromarray(pixels).save(tmp_path / name / f"{number}.png")
     words = [f"data=folder:{tmp_path}", "data.size=4", "held_out=0.0", "model=logistic", "deploy.nodes=2"]
-    found = read(str(tmp_path), Recipe.of(config(*words)).spec)
-    assert torch.equal(found.train.x, sources.make("folder", path=tmp_path, size=4).train.x)
+    data = read(str(tmp_path), Recipe.of(config(*words)).spec)
+    assert torch.equal(data.train.x, sources.make("folder", path=tmp_path, size=4).train.x)
 
 
 @pytest.mark.parametrize(
@@ -125,8 +125,8 @@ def test_places_without_data_are_named(place: str, sentence: str) -> None:
 
 def test_a_node_refuses_in_its_answer(tmp_path: Path) -> None:
     """It neither fails nor tells the server more than a code; the sentence is its owner's."""
-    told: list[str] = []
-    node = Node(npz(tmp_path), tmp_path / "state", told.append)
+    log: list[str] = []
+    node = Node(npz(tmp_path), tmp_path / "state", log.append)
     good = {"run": "a1", "settings": settings_of(config().values), "data": vars(TABLE)}
     teacher = good | {"settings": {"teacher": "x"}}
     assert unpack(node.answer(Order("0" * 32, ("join",), good).packed())).facts["sizes"] == [8, 0, 2]
@@ -146,5 +146,5 @@ def test_a_node_refuses_in_its_answer(tmp_path: Path) -> None:
     for (code, sentence), order in cases.items():
         facts = unpack(node.answer(order)).facts
         assert facts.items() <= {"ticket": facts["ticket"], "status": "refused", "code": code}.items()
-        assert sentence in told[-1]
+        assert sentence in log[-1]
     node.close()

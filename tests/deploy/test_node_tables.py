@@ -33,7 +33,8 @@ def recipe(folder: Path, table: pd.DataFrame, *words: str) -> Recipe:
     return Recipe.of(config(*WORDS, f"data=table:{folder / 'server.csv'}", "data.label=ill", *words))
 
 
-def written(folder: Path, table: pd.DataFrame, name: str = "node.csv") -> str:
+def table_file(folder: Path, table: pd.DataFrame, name: str = "node.csv") -> str:
+    """The path of a table that is written into a folder."""
     path = folder / name
     table.to_csv(path, index=False) if path.suffix == ".csv" else table.to_parquet(path)
     return str(path)
@@ -42,19 +43,20 @@ def written(folder: Path, table: pd.DataFrame, name: str = "node.csv") -> str:
 @pytest.mark.parametrize("name", ["node.csv", "node.parquet"])
 def test_columns_are_found_by_name_whatever_their_order(name: str, tmp_path: Path) -> None:
     spec, table = recipe(tmp_path, patients()).spec, patients(seed=1)
-    other = table[["ill", "ward", "dose", "age"]].assign(town="x")
-    mine, theirs = read(written(tmp_path, table, name), spec), read(written(tmp_path, other, f"other-{name}"), spec)
+    shuffled = table[["ill", "ward", "dose", "age"]].assign(town="x")
+    data = read(table_file(tmp_path, table, name), spec)
+    shuffled_data = read(table_file(tmp_path, shuffled, f"other-{name}"), spec)
     assert spec.columns == ("age", "dose", "ward=01", "ward=1", "ward=2x")
-    assert torch.equal(mine.train.x, theirs.train.x)
-    assert torch.equal(mine.test.y, theirs.test.y)
-    whole = torch.cat([mine.train.x, mine.test.x])
-    assert sorted(whole[:, 0].tolist()) == sorted(table["age"].astype(np.float32).tolist())
+    assert torch.equal(data.train.x, shuffled_data.train.x)
+    assert torch.equal(data.test.y, shuffled_data.test.y)
+    inputs = torch.cat([data.train.x, data.test.x])
+    assert sorted(inputs[:, 0].tolist()) == sorted(table["age"].astype(np.float32).tolist())
 
 
 def test_categories_that_look_like_numbers_are_read_as_the_servers_were(tmp_path: Path) -> None:
     table = patients().query("ward != '2x'")  # 01 and 1 alone would be read as the number 1
-    found = read(written(tmp_path, table), recipe(tmp_path, patients()).spec)
-    x = torch.cat([found.train.x, found.test.x])
+    data = read(table_file(tmp_path, table), recipe(tmp_path, patients()).spec)
+    x = torch.cat([data.train.x, data.test.x])
     assert x[:, 2:].sum(0).tolist() == [8, 8, 0]
 
 
@@ -66,78 +68,78 @@ def test_a_column_that_is_missing_or_named_otherwise_is_refused_by_name(tmp_path
         ({"ill": "sick"}, r"has no column 'ill' of labels; it has age, dose, ward, sick\."),
     ):
         with pytest.raises(DataError, match=sentence):
-            read(written(tmp_path, table.rename(columns=renamed)), spec)
+            read(table_file(tmp_path, table.rename(columns=renamed)), spec)
     with pytest.raises(DataError, match=r"training, column 'ward' of the inputs holds '3'"):
-        read(written(tmp_path, table.assign(ward="3")), spec)
+        read(table_file(tmp_path, table.assign(ward="3")), spec)
     with pytest.raises(DataError, match=r"training, column 'dose' of the inputs holds values that are not"):
-        read(written(tmp_path, table.assign(dose="much")), spec)
+        read(table_file(tmp_path, table.assign(dose="much")), spec)
 
 
 def test_classes_may_be_names_or_numbers_in_the_recipes_column_or_in_label(tmp_path: Path) -> None:
     spec, table = recipe(tmp_path, patients()).spec, patients(seed=1)
     numbers = (table["ill"] == "yes").astype(int)
-    reference = read(written(tmp_path, table), spec)
-    for other in (
+    reference = read(table_file(tmp_path, table), spec)
+    for variant in (
         table.assign(ill=numbers),
         table.rename(columns={"ill": "label"}),
         table.drop(columns="ill").assign(label=numbers),
     ):
-        assert torch.equal(read(written(tmp_path, other), spec).train.y, reference.train.y)
+        assert torch.equal(read(table_file(tmp_path, variant), spec).train.y, reference.train.y)
     with pytest.raises(DataError, match=r"training, there is no class 'maybe'; there are: no"):
-        read(written(tmp_path, table.assign(ill="maybe")), spec)
+        read(table_file(tmp_path, table.assign(ill="maybe")), spec)
     with pytest.raises(DataError, match="column 'ill' has missing values in 24 of 24 rows"):
-        read(written(tmp_path, table.assign(ill=None)), spec)
+        read(table_file(tmp_path, table.assign(ill=None)), spec)
 
 
 def test_names_of_classes_that_look_like_numbers_are_names(tmp_path: Path) -> None:
     table = patients().assign(ill=np.array(["1", "2", "x"])[np.arange(24) % 3])
     spec = recipe(tmp_path, table).spec
-    found = read(written(tmp_path, table.query("ill != 'x'")), spec)
-    assert sorted({*found.train.y.tolist(), *found.test.y.tolist()}) == [0, 1]
+    data = read(table_file(tmp_path, table.query("ill != 'x'")), spec)
+    assert sorted({*data.train.y.tolist(), *data.test.y.tolist()}) == [0, 1]
 
 
 def test_whole_numbers_are_targets_of_a_regression(tmp_path: Path) -> None:
     spec = recipe(tmp_path, patients().assign(ill=np.linspace(0, 1, 24)), "method.objective=[squared_error]").spec
-    found = read(written(tmp_path, patients(seed=1).assign(ill=2)), spec)
-    assert found.train.y.dtype == torch.float32
-    assert found.train.y.unique().tolist() == [2.0]
+    data = read(table_file(tmp_path, patients(seed=1).assign(ill=2)), spec)
+    assert data.train.y.dtype == torch.float32
+    assert data.train.y.unique().tolist() == [2.0]
 
 
 def test_without_names_at_the_server_only_the_number_of_columns_counts(tmp_path: Path) -> None:
     table = patients()[["dose", "age"]].assign(label=np.arange(24) % 2)
-    found = read(written(tmp_path, table), DataSpec((2,), 2, held_out=0.0))
-    assert np.array_equal(np.sort(found.train.x[:, 0]), np.sort(table["dose"].to_numpy()))
+    data = read(table_file(tmp_path, table), DataSpec((2,), 2, held_out=0.0))
+    assert np.array_equal(np.sort(data.train.x[:, 0]), np.sort(table["dose"].to_numpy()))
     with pytest.raises(DataError, match=r"the inputs have shape \[24, 2\], but this model takes \[N, 3\]"):
-        read(written(tmp_path, table), DataSpec((3,), 2))
+        read(table_file(tmp_path, table), DataSpec((3,), 2))
 
 
 def test_a_table_is_looked_at_before_its_recipe_is_known(tmp_path: Path) -> None:
-    check_readable(written(tmp_path, patients()))
+    check_readable(table_file(tmp_path, patients()))
     with pytest.raises(
         DataError, match=r"column 'ward' has missing values in 24 of 24 rows|NaN or infinity in 24 of 24"
     ):
-        check_readable(written(tmp_path, patients().assign(ward=None)))
+        check_readable(table_file(tmp_path, patients().assign(ward=None)))
 
 
-def trained(made: Recipe, transport: InProcess) -> torch.Tensor:
+def trained(server_recipe: Recipe, transport: InProcess) -> torch.Tensor:
     """The model that the nodes train; none may refuse to join."""
 
     def tell(sentence: str) -> None:
         assert "refused" not in sentence, sentence
 
-    theta = run(made, transport, len(transport.nodes), tell=tell).snapshot.server.theta
+    theta = run(server_recipe, transport, len(transport.nodes), tell=tell).snapshot.server.theta
     transport.close()
     return theta
 
 
 def test_nodes_with_columns_in_other_orders_train_the_same_model(tmp_path: Path) -> None:
-    made, ends = recipe(tmp_path, patients()), []
+    server_recipe, models = recipe(tmp_path, patients()), []
     for number, columns in enumerate((["age", "dose", "ward", "ill"], ["ill", "ward", "dose", "age"])):
         home = tmp_path / str(number)
         home.mkdir()
         nodes = {
-            f"node-{seed}": Node(written(home, patients(seed=seed)[columns], f"{seed}.csv"), home / f"state-{seed}")
+            f"node-{seed}": Node(table_file(home, patients(seed=seed)[columns], f"{seed}.csv"), home / f"state-{seed}")
             for seed in range(2)
         }
-        ends.append(trained(made, InProcess({**nodes})))
-    assert torch.equal(*ends)
+        models.append(trained(server_recipe, InProcess({**nodes})))
+    assert torch.equal(*models)

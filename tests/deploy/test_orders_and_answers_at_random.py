@@ -16,12 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.deploying import config, in_process
+from helpers.deploying import config, in_process, node_and_last_order
 from helpers.marks import kinds
 
 import fedloom
 from fedloom.base.errors import ClientError
-from fedloom_apps.deploy.assignment import settings_of
 from fedloom_apps.deploy.budget import Budget
 from fedloom_apps.deploy.messages import EVALUATE, HELD_OUT, JOIN, LOSSES, WORK, Code, Order
 from fedloom_apps.deploy.node import STOPPED, Node
@@ -89,15 +88,15 @@ sys.addaudithook(_audit)
 
 
 @contextmanager
-def first_metrics(*allowed: Path) -> Iterator[list[str]]:
+def watch(*allowed: Path) -> Iterator[list[str]]:
     """What was opened outside the allowed places, executed, started or connected to."""
-    SEEN.append(found := list[str]())
+    SEEN.append(events := list[str]())
     try:
-        yield found
+        yield events
     finally:
         SEEN.pop()
         places = (*map(str, allowed), *INSIDE)
-        found[:] = [one for one in found if not one.removeprefix("open ").startswith(places)]
+        events[:] = [event for event in events if not event.removeprefix("open ").startswith(places)]
 
 
 def spoilt(draw: Random, value: Any) -> Any:
@@ -107,10 +106,10 @@ def spoilt(draw: Random, value: Any) -> Any:
         if draw.random() < 0.2:
             return value | {draw.choice(KEYS): draw.choice(NUMBERS + WORDS + NAMES)}
         if draw.random() < 0.1:
-            return {other: one for other, one in value.items() if other != key}
+            return {name: item for name, item in value.items() if name != key}
         return value | {key: spoilt(draw, value[key])}
     if isinstance(value, list | tuple) and value and draw.random() < 0.5:
-        return [spoilt(draw, one) if draw.random() < 0.5 else one for one in value]
+        return [spoilt(draw, item) if draw.random() < 0.5 else item for item in value]
     return draw.choice(
         [draw.choice(NUMBERS), draw.choice(WORDS), draw.choice(NAMES), [], {}, [2**40], {"name": "timm"}]
     )
@@ -133,7 +132,7 @@ def hostile(draw: Random, order: Order, broadcast: bytes) -> tuple[bytes, bytes]
         name = draw.choice([*tensors])
         t = tensors[name]
         change = draw.choice(["scale", "shape", "type", "gone", "more", "crafted"])
-        made = {
+        replacement = {
             "scale": lambda: {name: t * draw.choice([0.0, -1.0, 1e6, 1e11, 1e30, float("nan"), float("inf")])},
             "shape": lambda: {name: t.flatten()[: draw.randint(0, 5)]},
             "type": lambda: {name: t.to(draw.choice([torch.float64, torch.int64, torch.bool]))},
@@ -141,7 +140,7 @@ def hostile(draw: Random, order: Order, broadcast: bytes) -> tuple[bytes, bytes]
             "more": lambda: {name: t, "parts|drift|x": torch.ones(2)},
             "crafted": lambda: {name: torch.full_like(t, draw.choice([1e11, -1e11, 3e38]))},
         }[change]()  # fmt: skip
-        tensors = {key: value for key, value in tensors.items() if key != name} | made
+        tensors = {key: value for key, value in tensors.items() if key != name} | replacement
         about |= {"lr": draw.choice([about["lr"], 1e30, -1.0, 0.0])}
     try:
         blobs = [pack("order", facts), pack(packet.kind, about, tensors)]
@@ -156,28 +155,20 @@ def hostile(draw: Random, order: Order, broadcast: bytes) -> tuple[bytes, bytes]
     return blobs[0], blobs[1]
 
 
-def prepared(tmp_path: Path, *words: str) -> tuple[Node, Order, bytes]:
-    transport = in_process(made := config(*words, "rounds=1"), tmp_path)
-    run(Recipe.of(made), transport, 4)
-    transport.close()
-    order, broadcast = transport.sent["node-0"][-1]
-    node = transport.nodes["node-0"]
-    assert node is not None
-    return node, Order.read(order, 10**7), broadcast
-
-
 @pytest.mark.parametrize("seed", kinds(range(4), [0]))
 def test_an_order_opens_no_file_and_runs_no_code(seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     draw, codes = Random(seed), Counter[str]()
-    first, order, broadcast = prepared(tmp_path, "method=scaffold", "evaluation.what=[clients]")
+    first, order, broadcast = node_and_last_order(
+        "rounds=1", "method=scaffold", "evaluation.what=[clients]", folder=tmp_path
+    )
     node = Node(first.data, first.home)
     node.answer(replace(order, ticket=32 * "a").packed(), broadcast)  # whatever is imported on first use
     for _ in range(130):
         message = hostile(draw, order, broadcast)
-        with first_metrics(node.home, Path(node.data)) as found:
+        with watch(node.home, Path(node.data)) as events:
             blob = node.answer(*message)
         facts = unpack(blob).facts
-        assert not found
+        assert not events
         assert facts["status"] in ("joined", "done", "left out", "refused")
         if facts["status"] == "refused":
             assert facts.keys() == {"ticket", "status", "code"}
@@ -203,10 +194,10 @@ def test_two_nodes_with_a_budget_whose_data_differ_in_a_sample_answer_alike(
 ) -> None:
     """But for their tensors, which are noise: the same facts, codes, names and shapes, all finite, over 300 orders."""
     pytest.importorskip("dp_accounting", reason="the extra 'privacy' is not installed")
-    first, order, broadcast = prepared(tmp_path, *words)
+    first, order, broadcast = node_and_last_order("rounds=1", *words, folder=tmp_path)
     nodes = []
-    with np.load(first.data) as held:
-        arrays = dict(held)
+    with np.load(first.data) as archive:
+        arrays = dict(archive)
     for number, value in enumerate((0.0, 1.0)):
         arrays["x_train"][0] = value  # one sample, black or white
         np.savez(tmp_path / f"{number}.npz", **arrays)
@@ -216,15 +207,16 @@ def test_two_nodes_with_a_budget_whose_data_differ_in_a_sample_answer_alike(
     draw, codes = Random(7), Counter[str]()
     for _ in range(300):
         message = hostile(draw, order, broadcast)
-        one, other = (unpack(node.answer(*message)) for node in nodes)
-        assert one.facts == other.facts
+        black, white = (unpack(node.answer(*message)) for node in nodes)
+        assert black.facts == white.facts
         shapes = [
-            {name: (t.shape, t.dtype, bool(t.isfinite().all())) for name, t in p.tensors.items()} for p in (one, other)
+            {name: (t.shape, t.dtype, bool(t.isfinite().all())) for name, t in p.tensors.items()}
+            for p in (black, white)
         ]
         assert shapes[0] == shapes[1]
-        assert "loss" not in one.facts
-        assert "seconds" not in one.facts
-        codes[one.facts.get("code", one.facts["status"])] += 1
+        assert "loss" not in black.facts
+        assert "seconds" not in black.facts
+        codes[black.facts.get("code", black.facts["status"])] += 1
         for node in nodes:  # each time its owner looks
             (node.home / STOPPED).unlink(missing_ok=True)
     for node in nodes:
@@ -244,7 +236,7 @@ def test_no_answer_ends_a_run_or_moves_a_metric_beyond_its_range(
 ) -> None:
     draw, outcomes, rounds = Random(method), Counter[str](), 25
     words = (f"method={method}", f"rounds={rounds}", "evaluation.what=[clients]", "local.steps=1", "model=logistic")
-    transport = in_process(made := config(*words), tmp_path)
+    transport = in_process(settings := config(*words), tmp_path)
 
     def route(name: str, number: int, blob: bytes) -> list[bytes]:
         if name != "node-3" or not number:
@@ -282,7 +274,7 @@ def test_no_answer_ends_a_run_or_moves_a_metric_beyond_its_range(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            result = run(Recipe.of(made), transport, 4)
+            result = run(Recipe.of(settings), transport, 4)
         except ClientError as error:
             pytest.fail(f"one node ended the run: {error}")
         finally:
@@ -292,22 +284,21 @@ def test_no_answer_ends_a_run_or_moves_a_metric_beyond_its_range(
         assert [v for r in result.history if (v := r[key]) is None or not low <= v <= high] == [], key
     assert {failure.client for failure in result.failures} <= {3}
     assert float(result.snapshot.server.theta.abs().max()) < 1e6
-    told = Counter(str(failure.kind) for failure in result.failures)
+    failures = Counter(str(failure.kind) for failure in result.failures)
     with capsys.disabled():
-        print(f"\nanswers, {method}: sent {dict(outcomes)}; left out {dict(told)} of {rounds} rounds")
+        print(f"\nanswers, {method}: sent {dict(outcomes)}; left out {dict(failures)} of {rounds} rounds")
 
 
 def test_an_honest_order_is_answered_while_it_is_watched(tmp_path: Path) -> None:
     """What the watch would report is reported, and an honest order gives no reason to."""
-    node, order, broadcast = prepared(tmp_path, "method=fedavg")
-    with first_metrics() as found:
+    node, order, broadcast = node_and_last_order("rounds=1", "method=fedavg", folder=tmp_path)
+    with watch() as events:
         (tmp_path / "a").write_text("")
-    assert found == [f"open {tmp_path / 'a'}"]
+    assert events == [f"open {tmp_path / 'a'}"]
     node = Node(node.data, node.home)
     node.answer(replace(order, ticket=32 * "a").packed(), broadcast)
-    with first_metrics(node.home, Path(node.data)) as found:
+    with watch(node.home, Path(node.data)) as events:
         facts = unpack(node.answer(replace(order, ticket=32 * "b").packed(), broadcast)).facts
     node.close()
     assert facts["status"] == "done"
-    assert not found
-    assert settings_of(config().values).keys() >= {"model", "method"}
+    assert not events

@@ -33,9 +33,9 @@ def test_orders_steps_folders_and_bytes_have_quotas(parts: tuple[Node, Order, by
 
     def answers(quota: Quota, *orders: Order, limit: int = 10**7) -> list[str]:
         node = Node(first.data, first.home, quota=quota, limit=limit)
-        found = [code(node, one, broadcast, next(numbers)) for one in orders]
+        codes = [code(node, request, broadcast, next(numbers)) for request in orders]
         node.close()
-        return found
+        return codes
 
     def of_run(name: str) -> Order:
         return replace(order, assignment={**order.assignment, "run": name}, base=None)
@@ -77,13 +77,13 @@ def test_inputs_beyond_all_bounds_are_not_tried(parts: tuple[Node, Order, bytes]
     node.close()
 
 
-@pytest.mark.parametrize("counted", [{"clients": 2**31}, {"client": 2**31}, {"client": -2}])
+@pytest.mark.parametrize("changes", [{"clients": 2**31}, {"client": 2**31}, {"client": -2}])
 def test_clients_without_number_take_no_memory(
-    counted: dict[str, int], parts: tuple[Node, Order, bytes], tmp_path: Path
+    changes: dict[str, int], parts: tuple[Node, Order, bytes], tmp_path: Path
 ) -> None:
     first, order, broadcast = parts
     node = Node(first.data, tmp_path / "new")
-    order = replace(order, base=None, assignment={**order.assignment, **counted})
+    order = replace(order, base=None, assignment={**order.assignment, **changes})
     assert code(node, order, broadcast, 0) == "settings"
     node.close()
 
@@ -115,24 +115,24 @@ def test_the_owner_reads_why(
     node.close()
     (node.home / STOPPED).write_text("why")
     assert main(["deploy", "why", str(node.home)]) == 0
-    said = capsys.readouterr().out
-    assert "which is not for the server to set" in said
-    assert "another data specification waits" in said
-    assert "it is stopped; delete" in said
-    assert "\x1b" not in said
-    assert not any("a lie" in line and line.startswith("2026-01-01") for line in said.splitlines())
+    output = capsys.readouterr().out
+    assert "which is not for the server to set" in output
+    assert "another data specification waits" in output
+    assert "it is stopped; delete" in output
+    assert "\x1b" not in output
+    assert not any("a lie" in line and line.startswith("2026-01-01") for line in output.splitlines())
     with pytest.raises(CheckpointError, match="is not the log of a node"):
         reasons(tmp_path / "nothing")
 
 
 def test_a_log_has_a_limited_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedloom_apps.deploy.node.LONGEST", 1000)
-    told: list[str] = []
-    log = Log(tmp_path / FILE, told.append)
+    lines: list[str] = []
+    log = Log(tmp_path / FILE, lines.append)
     for number in range(100):
         log(f"refused: {number} {'x' * 50}\nand more")
-    assert len(told) == 100
+    assert len(lines) == 100
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 2300
     assert reasons(tmp_path / FILE)[-1].endswith("x\n    and more")
     log("refused: " + "x" * 10**6)
-    assert len(told[-1]) == EVENT
+    assert len(lines[-1]) == EVENT

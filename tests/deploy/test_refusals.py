@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,26 +53,26 @@ def test_refused_by_name(words: list[str], sentence: str) -> None:
 @pytest.mark.parametrize("method", ["fedper", "superfed_mm"])
 def test_clients_measure_what_a_simulation_does(method: str, tmp_path: Path) -> None:
     words = [f"method={method}", "rounds=2", "evaluation.what=[clients,global]", "validation=0.1"]
-    transport = in_process(made := config(*words), tmp_path)
-    result = run(Recipe.of(made), transport, 4)
+    transport = in_process(settings := config(*words), tmp_path)
+    result = run(Recipe.of(settings), transport, 4)
     transport.close()
     reference = simulation(*words)
-    for mine, theirs in zip(result.history, reference.history, strict=True):
+    for record, expected in zip(result.history, reference.history, strict=True):
         for key in ("global/accuracy", "clients/accuracy/mean", "clients/loss/mean", "clients/accuracy/worst10"):
-            if key in theirs:
-                assert mine[key] == pytest.approx(theirs[key], abs=1e-6), key
+            if key in expected:
+                assert record[key] == pytest.approx(expected[key], abs=1e-6), key
 
 
 def test_nodes_know_losses_on_validation_samples_and_on_training_samples(tmp_path: Path) -> None:
     words = ["method=term", "method.response=validation", "rounds=2", "evaluation.what=[received]", "validation=0.2"]
-    transport = in_process(made := config(*words), tmp_path)
-    result = run(Recipe.of(made), transport, 4)
+    transport = in_process(settings := config(*words), tmp_path)
+    result = run(Recipe.of(settings), transport, 4)
     transport.close()
     reference = simulation(*words)
     assert torch.equal(result.snapshot.server.theta, reference.snapshot.server.theta)
-    for mine, theirs in zip(result.history, reference.history, strict=True):
+    for record, expected in zip(result.history, reference.history, strict=True):
         for key in ("mixing/objective", "mixing/held_out_objective"):
-            assert mine[key] == theirs[key], key
+            assert record[key] == expected[key], key
     assert result.history[1]["mixing/objective"] != result.history[1]["mixing/held_out_objective"]
 
 
@@ -79,10 +80,10 @@ def test_noise_of_private_uplinks_is_not_that_of_the_public_seed(tmp_path: Path)
     """The seed does not give away a node's noise, and the same order again draws no other."""
     words = ["method.uplink=[clip_noise]", "method.uplink.clip_noise.noise_at=client", "rounds=1",
              "method.uplink.clip_noise.noise=10.0"]  # fmt: skip
-    transport = in_process(made := config(*words), tmp_path)
+    transport = in_process(settings := config(*words), tmp_path)
     answers: dict[str, bytes] = {}
     transport.route = lambda name, number, blob: [answers.setdefault(name, blob)] if number else [blob]
-    run(Recipe.of(made), transport, 4)
+    run(Recipe.of(settings), transport, 4)
     for client in range(4):
         name = f"node-{client}"
         update = unpack(answers[name]).tensors["update"]
@@ -97,16 +98,16 @@ def test_noise_of_private_uplinks_is_not_that_of_the_public_seed(tmp_path: Path)
 def test_noise_and_samples_of_private_examples_are_not_those_of_the_public_seed(tmp_path: Path) -> None:
     """Two deployments draw other noise, no simulation draws it too, and the training loss stays at the node."""
     words = ["local.dp_clip=1.0", "local.dp_noise=5.0", "local.poisson=true", "rounds=1"]
-    ends, said = [], []
+    ends, answers = [], []
     for folder in ("one", "two"):
-        transport = in_process(made := config(*words), tmp_path / folder)
-        transport.route = lambda name, number, blob: [said.append(unpack(blob).facts) or blob]  # type: ignore[func-returns-value]
-        ends.append(run(Recipe.of(made), transport, 4).snapshot.server.theta)
+        transport = in_process(settings := config(*words), tmp_path / folder)
+        transport.route = lambda name, number, blob: [answers.append(unpack(blob).facts) or blob]  # type: ignore[func-returns-value]
+        ends.append(run(Recipe.of(settings), transport, 4).snapshot.server.theta)
         transport.close()
     assert not torch.equal(*ends)
     assert not any(torch.equal(end, simulation(*words).snapshot.server.theta) for end in ends)
-    assert len([facts for facts in said if facts["status"] == "done"]) == 8
-    assert not any("loss" in facts for facts in said)
+    assert len([facts for facts in answers if facts["status"] == "done"]) == 8
+    assert not any("loss" in facts for facts in answers)
 
 
 LOCAL_NOISE = ("method.uplink=[clip_noise]", "method.uplink.clip_noise.noise_at=client")
@@ -114,12 +115,12 @@ LOCAL_NOISE = ("method.uplink=[clip_noise]", "method.uplink.clip_noise.noise_at=
 
 @pytest.mark.parametrize("do", [LOSSES, HELD_OUT])
 def test_a_node_of_a_private_run_sends_no_loss_whoever_asks(do: str, tmp_path: Path) -> None:
-    transport = in_process(made := config(*LOCAL_NOISE, "rounds=1", "validation=0.2"), tmp_path)
-    run(Recipe.of(made), transport, 4)
+    transport = in_process(settings := config(*LOCAL_NOISE, "rounds=1", "validation=0.2"), tmp_path)
+    run(Recipe.of(settings), transport, 4)
     node, order, broadcast = transport.nodes["node-0"], *transport.sent["node-0"][-1]
     assert node is not None
-    asked = replace(Order.read(order, 10**6), ticket=32 * "0", do=(do,))
-    facts = unpack(node.answer(asked.packed(), broadcast)).facts
+    loss_order = replace(Order.read(order, 10**6), ticket=32 * "0", do=(do,))
+    facts = unpack(node.answer(loss_order.packed(), broadcast)).facts
     transport.close()
     assert facts["status"] == "refused"
     assert facts["code"] == "uncovered"
@@ -129,21 +130,21 @@ def test_a_node_of_a_private_run_sends_no_loss_whoever_asks(do: str, tmp_path: P
 def test_a_node_of_a_private_run_whose_work_diverges_sends_noise_alone(tmp_path: Path) -> None:
     """That its update was not finite is a bit that no noise covers; nor does it send a loss."""
     words = (*LOCAL_NOISE, "rounds=1", "local.steps=4", "local.lr=1e12")
-    said, transport = [], in_process(made := config(*words), tmp_path)
-    transport.route = lambda name, number, blob: [said.append(unpack(blob).facts) or blob]  # type: ignore[func-returns-value]
-    result = run(Recipe.of(made), transport, 4)
+    answers, transport = [], in_process(settings := config(*words), tmp_path)
+    transport.route = lambda name, number, blob: [answers.append(unpack(blob).facts) or blob]  # type: ignore[func-returns-value]
+    result = run(Recipe.of(settings), transport, 4)
     transport.close()
     assert not result.failures
-    assert [facts["status"] for facts in said] == ["joined"] * 4 + ["done"] * 4
-    assert not any("loss" in facts for facts in said)
+    assert [facts["status"] for facts in answers] == ["joined"] * 4 + ["done"] * 4
+    assert not any("loss" in facts for facts in answers)
     update = result.snapshot.server.theta - simulation("rounds=1", "local.lr=1e-9").snapshot.server.theta
     assert 0.2 < float(update.std()) < 3  # of noise on zeros
 
 
 def test_losses_of_received_models_leave_client_states_alone(tmp_path: Path) -> None:
     words = ["method=scaffold", "evaluation.what=[clients,received]", "rounds=3"]
-    transport = in_process(made := config(*words), tmp_path)
-    result = run(Recipe.of(made), transport, 4)
+    transport = in_process(settings := config(*words), tmp_path)
+    result = run(Recipe.of(settings), transport, 4)
     transport.close()
     reference = simulation(*words)
     assert torch.equal(result.snapshot.server.theta, reference.snapshot.server.theta)
@@ -160,7 +161,7 @@ def test_losses_of_received_models_leave_client_states_alone(tmp_path: Path) -> 
 def test_a_node_that_sends_another_type_is_left_out(
     slot: str, kind: torch.dtype, sentence: str, tmp_path: Path
 ) -> None:
-    transport = in_process(made := config("method=scaffold", "rounds=1"), tmp_path)
+    transport = in_process(settings := config("method=scaffold", "rounds=1"), tmp_path)
 
     def route(name: str, number: int, blob: bytes) -> list[bytes]:
         if name != "node-0" or not number:
@@ -170,7 +171,7 @@ def test_a_node_that_sends_another_type_is_left_out(
         return [pack("answer", facts, tensors | {place: tensors[place].to(kind)})]
 
     transport.route = route
-    result = run(Recipe.of(made), transport, 4)
+    result = run(Recipe.of(settings), transport, 4)
     transport.close()
     (failure,) = result.failures
     assert (failure.client, failure.kind.value) == (0, "refused")
@@ -180,8 +181,8 @@ def test_a_node_that_sends_another_type_is_left_out(
 @pytest.mark.parametrize("words", [("participation=1.0",), ("participation=1.0", "clients=1", "deploy.nodes=1")])
 def test_the_shapes_of_uploads_are_known_without_a_majority(words: tuple[str, ...], tmp_path: Path) -> None:
     """The first of the cohort, or the only one, sends a control variate of another shape."""
-    made = config("method=scaffold", "rounds=1", *words)
-    transport, nodes = in_process(made, tmp_path), int(made.values["clients"])
+    settings = config("method=scaffold", "rounds=1", *words)
+    transport, nodes = in_process(settings, tmp_path), int(settings.values["clients"])
 
     def route(name: str, number: int, blob: bytes) -> list[bytes]:
         if name != "node-0" or not number:
@@ -193,35 +194,35 @@ def test_the_shapes_of_uploads_are_known_without_a_majority(words: tuple[str, ..
     transport.route = route
     if nodes == 1:
         with pytest.raises(ClientError, match="0 of 1 nodes gave a usable answer"):
-            run(Recipe.of(made), transport, nodes)
+            run(Recipe.of(settings), transport, nodes)
     else:
-        result = run(Recipe.of(made), transport, nodes)
+        result = run(Recipe.of(settings), transport, nodes)
         assert [failure.client for failure in result.failures] == [0]
     transport.close()
 
 
 def test_a_node_may_not_declare_more_samples_than_agreed(tmp_path: Path) -> None:
     transport = in_process(config("rounds=1"), tmp_path)
-    told: list[str] = []
+    lines: list[str] = []
     terms = config("rounds=1", "deploy.most_samples=1", "deploy.deadline=0.1")
     transport.nodes = {"node-0": transport.nodes["node-0"]}
 
     def tell(sentence: str) -> None:
-        told.append(sentence)
+        lines.append(sentence)
         if "declares" in sentence:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         assemble(Recipe.of(terms), transport, 1, tell)
     transport.close()
-    assert "training samples, more than deploy.most_samples=1" in told[-1]
+    assert "training samples, more than deploy.most_samples=1" in lines[-1]
 
 
 def test_rounds_that_are_begun_again_cost_privacy_and_cohorts_are_secret(tmp_path: Path) -> None:
     transport = in_process(
-        made := config("rounds=2", "cohort=2", "local.dp_clip=1.0", "local.dp_noise=1.0"), tmp_path / "nodes"
+        settings := config("rounds=2", "cohort=2", "local.dp_clip=1.0", "local.dp_noise=1.0"), tmp_path / "nodes"
     )
-    recipe = Recipe.of(made)
+    recipe = Recipe.of(settings)
     (tmp_path / "run").mkdir()
     roster = Roster("0" * 16, dict.fromkeys(transport.nodes, (5, 0, 0)))
     tasks = [DeployTask(recipe, roster, transport, tmp_path / "run") for _ in range(2)]
@@ -237,20 +238,20 @@ def test_rounds_that_are_begun_again_cost_privacy_and_cohorts_are_secret(tmp_pat
     (tmp_path / "run" / "rounds_begun").write_text("")  # cut short by other hands
     with pytest.raises(CheckpointError, match=r"rounds_begun, which counts .* continue with resume="):
         again._count_start()
-    drawn = [[task._cohort(t, 2).tolist() for t in range(20)] for task in tasks]
+    cohorts = [[task._cohort(t, 2).tolist() for t in range(20)] for task in tasks]
     public = [draw_cohort(4, 2, 0, t).tolist() for t in range(20)]
-    assert public not in drawn
-    assert drawn[0] != drawn[1]
+    assert public not in cohorts
+    assert cohorts[0] != cohorts[1]
 
 
 def test_rounds_that_are_repeated_draw_other_cohorts(tmp_path: Path) -> None:
     """Two rounds of the same cohort would cost more privacy than two of cohorts drawn for each, as they are counted."""
     words = ("rounds=8", "cohort=2", "method.uplink=[clip_noise]", "method.mixing=uniform", "local.steps=1")
-    transport = in_process(made := config(*words), tmp_path / "nodes")
-    run(Recipe.of(made), transport, 4, tmp_path / "run", checkpoint_every=1, keep=9)
+    transport = in_process(settings := config(*words), tmp_path / "nodes")
+    run(Recipe.of(settings), transport, 4, tmp_path / "run", checkpoint_every=1, keep=9)
     before = RunDirectory(tmp_path / "run").mixing()
     first = checkpoints.available(RunDirectory(tmp_path / "run").checkpoints)[0]
-    result = run(Recipe.of(made), transport, 4, tmp_path / "run", resume=first)
+    result = run(Recipe.of(settings), transport, 4, tmp_path / "run", resume=first)
     transport.close()
     assert result.history[-1]["round"] == 8
     after = RunDirectory(tmp_path / "run").mixing()
@@ -260,7 +261,7 @@ def test_rounds_that_are_repeated_draw_other_cohorts(tmp_path: Path) -> None:
 
 def test_a_node_that_answers_nonsense_is_left_out_by_name(tmp_path: Path) -> None:
     words = ["method=feddyn", "rounds=1", "participation=1.0"]
-    transport = in_process(made := config(*words), tmp_path)
+    transport = in_process(settings := config(*words), tmp_path)
 
     def route(name: str, number: int, blob: bytes) -> list[bytes]:
         if number == 0:
@@ -274,7 +275,7 @@ def test_a_node_that_answers_nonsense_is_left_out_by_name(tmp_path: Path) -> Non
         }[name]
 
     transport.route = route
-    result = run(Recipe.of(made), transport, 4)
+    result = run(Recipe.of(settings), transport, 4)
     transport.close()
     reasons = {f.client: (f.kind.value, f.reason) for f in result.failures}
     assert 0 not in reasons
@@ -299,7 +300,7 @@ def test_a_node_that_answers_nonsense_is_left_out_by_name(tmp_path: Path) -> Non
 )
 def test_a_node_that_measures_nonsense_spoils_nobody_elses_numbers(wrong: dict[str, object], tmp_path: Path) -> None:
     words = ["rounds=1", "evaluation.what=[clients]"]
-    transport = in_process(made := config(*words), tmp_path)
+    transport = in_process(settings := config(*words), tmp_path)
 
     def route(name: str, number: int, blob: bytes) -> list[bytes]:
         if name == "node-0" and number == 2:  # after it joined and worked
@@ -308,7 +309,7 @@ def test_a_node_that_measures_nonsense_spoils_nobody_elses_numbers(wrong: dict[s
 
     transport.route = route
     with pytest.warns(UserWarning, match="1 of 4 nodes refused or failed to evaluate the model; node-0: "):
-        result = run(Recipe.of(made), transport, 4, tmp_path / "out")
+        result = run(Recipe.of(settings), transport, 4, tmp_path / "out")
     transport.close()
     table = RunDirectory(tmp_path / "out").clients()
     assert table["client"].tolist() == [1, 2, 3]
@@ -318,7 +319,7 @@ def test_a_node_that_measures_nonsense_spoils_nobody_elses_numbers(wrong: dict[s
 
 def test_counts_beyond_all_bounds_and_terminal_codes_are_not_passed_on(tmp_path: Path) -> None:
     words = ["method=q_ffl", "rounds=1"]
-    transport = in_process(made := config(*words), tmp_path)
+    transport = in_process(settings := config(*words), tmp_path)
 
     def route(name: str, number: int, blob: bytes) -> list[bytes]:
         facts, tensors = unpack(blob).facts, unpack(blob).tensors
@@ -331,7 +332,7 @@ def test_counts_beyond_all_bounds_and_terminal_codes_are_not_passed_on(tmp_path:
         return [pack("answer", facts, tensors)]
 
     transport.route = route
-    result = run(Recipe.of(made), transport, 4)
+    result = run(Recipe.of(settings), transport, 4)
     transport.close()
     assert {f.client: f.kind.value for f in result.failures} == {0: "refused", 2: "refused"}
     assert next(f.reason for f in result.failures if f.client == 2) == "node-2: it gave no answer to the order"
@@ -347,11 +348,9 @@ def test_what_the_number_of_nodes_does_not_suit_is_refused_before_they_are_asked
     assert not transport.sent
 
 
-def test_missing_flower_is_named() -> None:
+def test_missing_flower_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     from fedloom_apps.deploy.flower import require
 
-    try:
-        import flwr  # noqa: F401
-    except ImportError:
-        with pytest.raises(ConfigError, match=r"pip install 'fedloom\[flower\]'"):
-            require()
+    monkeypatch.setitem(sys.modules, "flwr", None)  # as if it were not installed
+    with pytest.raises(ConfigError, match=r"pip install 'fedloom\[flower\]'"):
+        require()

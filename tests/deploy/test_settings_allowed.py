@@ -50,11 +50,11 @@ def test_every_method_as_it_is_may_be_set(method: str) -> None:
 
 def beyond(annotation: Any) -> list[Any]:
     """Values that no setting of this kind may have."""
-    known = range_of(annotation)
-    if isinstance(known, Words):
-        return ["/etc/passwd", "hf-hub:a/b", known.words[0] + "x"]
-    high = known.high if isinstance(known, Range) and known.high < float("inf") else max(WHOLE, 1e12)
-    low = known.low if isinstance(known, Range) and known.low > -float("inf") else -1e12
+    bounds = range_of(annotation)
+    if isinstance(bounds, Words):
+        return ["/etc/passwd", "hf-hub:a/b", bounds.words[0] + "x"]
+    high = bounds.high if isinstance(bounds, Range) and bounds.high < float("inf") else max(WHOLE, 1e12)
+    low = bounds.low if isinstance(bounds, Range) and bounds.low > -float("inf") else -1e12
     return [2 * high + 2, low - 1 if low > -1e12 else 2 * low, "/etc/passwd", ["/etc/passwd"], {"a": 1e300}]
 
 
@@ -67,19 +67,19 @@ def settings() -> list[tuple[str, str, Any]]:
 @pytest.mark.parametrize("place", sorted({place for place, *_ in settings()}))
 def test_no_setting_goes_beyond_its_range(place: str) -> None:
     tried, plain = 0, settings_of(config().values)
-    for _, key, annotation in (one for one in settings() if one[0] == place):
+    for _, key, annotation in (row for row in settings() if row[0] == place):
         if annotation is bool:
             continue
         for value in beyond(annotation):
-            made = dict(plain)
+            tried_settings = dict(plain)
             if place == "local":
-                made["local"] = made["local"] | {key: value}
+                tried_settings["local"] = tried_settings["local"] | {key: value}
             else:
                 slot, _, name = place.removeprefix("method.").partition("=")
-                own = {name: {key: value}} if slot in SEVERAL else {"name": name, key: value}
-                made["method"] = {"name": "fedavg", slot: own}
+                part = {name: {key: value}} if slot in SEVERAL else {"name": name, key: value}
+                tried_settings["method"] = {"name": "fedavg", slot: part}
             with pytest.raises(ConfigError, match=rf"{key} (must|is)"):
-                check(made)
+                check(tried_settings)
             tried += 1
     assert tried or all(annotation is bool for where, _, annotation in settings() if where == place)
 
@@ -101,10 +101,10 @@ def test_no_setting_goes_beyond_its_range(place: str) -> None:
     ],
 )
 def test_a_node_answers_with_a_code_before_it_reads_its_data(changed: dict[str, Any], tmp_path: Path) -> None:
-    transport = in_process(made := config("clients=2"), tmp_path)
+    transport = in_process(configuration := config("clients=2"), tmp_path)
     node = transport.nodes["node-0"]
     assert node is not None
-    order = Order(32 * "0", ("join",), {"run": "a1", "settings": settings_of(made.values) | changed,
+    order = Order(32 * "0", ("join",), {"run": "a1", "settings": settings_of(configuration.values) | changed,
                                         "data": vars(DataSpec((1, 8, 8), 10))})  # fmt: skip
     answer = unpack(node.answer(order.packed())).facts
     assert (answer["status"], answer["code"]) == ("refused", "settings")

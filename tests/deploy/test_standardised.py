@@ -54,41 +54,41 @@ def test_dealt_data_train_the_bits_of_a_simulation_and_are_predicted_as_they_wer
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [stored(tmp_path, kind, samples()), *WORDS]
-    transport = in_process(made := config(*words), tmp_path / "nodes")
-    result = run(Recipe.of(made), transport, 3, tmp_path / "run")
+    transport = in_process(settings := config(*words), tmp_path / "nodes")
+    result = run(Recipe.of(settings), transport, 3, tmp_path / "run")
     transport.close()
     reference = simulation(*words)
     assert torch.equal(result.snapshot.server.theta, reference.snapshot.server.theta)
     assert result.history[-1]["clients/accuracy/mean"] == reference.history[-1]["clients/accuracy/mean"]
     table = pd.read_parquet(tmp_path / "run" / "clients.parquet").query("round == 2")
     for client, accuracy in zip(table["client"], table["accuracy"], strict=True):
-        own = np.load(tmp_path / "nodes" / "data" / f"node-{client}.npz")
-        np.savez(tmp_path / "x.npz", x=own["x_test"])
-        assert np.mean(predicted(capsys, tmp_path / "run", tmp_path / "x.npz") == own["y_test"]) == accuracy
+        data = np.load(tmp_path / "nodes" / "data" / f"node-{client}.npz")
+        np.savez(tmp_path / "x.npz", x=data["x_test"])
+        assert np.mean(predicted(capsys, tmp_path / "run", tmp_path / "x.npz") == data["y_test"]) == accuracy
 
 
 @pytest.mark.parametrize("kind", ["npz", "table"])
 def test_nodes_own_tables_are_scaled_by_the_servers_numbers_and_predicted_so(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = Recipe.of(config(stored(tmp_path, kind, samples()), *WORDS))
+    recipe = Recipe.of(config(stored(tmp_path, kind, samples()), *WORDS))
     nodes = {}
     for number in range(3):
         path = tmp_path / f"{number}.csv"
         samples(40, number + 1).to_csv(path, index=False)
         nodes[f"node-{number}"] = Node(str(path), tmp_path / f"state-{number}")
-    found = read(str(tmp_path / "0.csv"), made.spec)
+    data = read(str(tmp_path / "0.csv"), recipe.spec)
     raw = samples(40, 1)[COLUMNS].to_numpy(np.float32)
-    scaled = rescaled(raw, made.spec.standardised)
-    assert np.array_equal(np.unique(found.train.x[:, 0]), np.intersect1d(found.train.x[:, 0], scaled[:, 0]))
-    assert abs(float(found.train.x.mean())) < 0.5
+    scaled = rescaled(raw, recipe.spec.standardised)
+    assert np.array_equal(np.unique(data.train.x[:, 0]), np.intersect1d(data.train.x[:, 0], scaled[:, 0]))
+    assert abs(float(data.train.x.mean())) < 0.5
     transport = InProcess({**nodes})
-    run(made, transport, 3, tmp_path / "run")
+    run(recipe, transport, 3, tmp_path / "run")
     transport.close()
     np.savez(tmp_path / "x.npz", x=raw)
-    given = tmp_path / ("0.csv" if kind == "table" else "x.npz")
-    mine = fl.load(tmp_path / "run").server.predict(torch.from_numpy(scaled))
-    assert predicted(capsys, tmp_path / "run", given) == mine.tolist()
+    inputs_file = tmp_path / ("0.csv" if kind == "table" else "x.npz")
+    labels = fl.load(tmp_path / "run").server.predict(torch.from_numpy(scaled))
+    assert predicted(capsys, tmp_path / "run", inputs_file) == labels.tolist()
 
 
 def test_arrays_do_not_name_the_columns_that_a_table_standardises(tmp_path: Path) -> None:

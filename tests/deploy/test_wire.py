@@ -31,12 +31,12 @@ GOOD = pack("answer", {"n": [1, 2.5, None]}, {"update": torch.arange(5.0), "scal
 @settings(max_examples=50, deadline=None)
 def test_what_goes_in_comes_out(facts: dict[str, Any], dtype: torch.dtype, shape: list[int]) -> None:
     sent = {"a": torch.ones(shape[:4]).to(dtype), "b|c": torch.randn(3)}
-    found = unpack(pack("kind", facts, sent))
-    assert (found.kind, found.facts) == ("kind", facts)
+    packet = unpack(pack("kind", facts, sent))
+    assert (packet.kind, packet.facts) == ("kind", facts)
     for name, value in sent.items():
-        assert found.tensors[name].dtype == value.dtype
-        assert torch.equal(found.tensors[name], value)
-        assert found.tensors[name].data_ptr() % 64 == 0 or not value.numel()
+        assert packet.tensors[name].dtype == value.dtype
+        assert torch.equal(packet.tensors[name], value)
+        assert packet.tensors[name].data_ptr() % 64 == 0 or not value.numel()
 
 
 @given(blob=st.binary(max_size=200))
@@ -96,10 +96,10 @@ def test_orders_are_checked(facts: dict[str, Any], sentence: str) -> None:
 
 def test_broadcasts_keep_their_slices() -> None:
     down = Broadcast(3, 0.1, torch.randn(4), torch.zeros(0), {"drift": {"c": torch.ones(4)}}, invited=(1, 2))
-    found = read_broadcast(pack_broadcast(down), LIMIT)
-    assert (found.round, found.lr, found.invited) == (3, 0.1, ())
-    assert torch.equal(found.theta, down.theta)
-    assert torch.equal(found.parts["drift"]["c"], down.parts["drift"]["c"])
+    broadcast = read_broadcast(pack_broadcast(down), LIMIT)
+    assert (broadcast.round, broadcast.lr, broadcast.invited) == (3, 0.1, ())
+    assert torch.equal(broadcast.theta, down.theta)
+    assert torch.equal(broadcast.parts["drift"]["c"], down.parts["drift"]["c"])
     good, tensors = {"round": 1, "lr": 0.1}, {"theta": torch.ones(1), "buffers": torch.ones(0)}
     for facts in ({"round": -1}, {"round": 1.5}, {"round": 10**9}, {"lr": None}, {"lr": "fast"}, {"lr": 10**400}):
         with pytest.raises(WireError, match="holds no broadcast"):

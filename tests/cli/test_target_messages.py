@@ -14,11 +14,11 @@ from fedloom_apps.customise.label_shift import LabelShiftCheck, TargetPrior
 from fedloom_apps.customise.model import TargetFacts, TargetModel
 
 
-@pytest.mark.parametrize(("inputs", "said"), [(1, "with only 1 input)"), (2, "with only 2 inputs)")])
-def test_one_input_is_singular(inputs: int, said: str) -> None:
+@pytest.mark.parametrize(("inputs", "words"), [(1, "with only 1 input)"), (2, "with only 2 inputs)")])
+def test_one_input_is_singular(inputs: int, words: str) -> None:
     prior = TargetPrior(np.array([1.0, 0.0]), np.ones(2), np.ones(2), 0.95)
     facts = TargetFacts(prior, np.ones(1), LabelShiftCheck(1.0, 1.0, 0.5, inputs))
-    assert said in as_text(TargetModel(None, lambda: facts, None), inputs)  # type: ignore[arg-type]
+    assert words in as_text(TargetModel(None, lambda: facts, None), inputs)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("words", [("data=x.npz",), ("method=ccvr",)])
