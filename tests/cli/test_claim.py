@@ -15,7 +15,7 @@ from helpers.commands import Cli
 
 from fedloom.base import yaml
 from fedloom.base.errors import CheckpointError, ConfigError, DataError
-from fedloom.experiment.rundir import RunDirectory
+from fedloom.experiment.rundir import RunDirectory, checksums
 from fedloom_apps.claims.comparisons import Figure
 from fedloom_apps.claims.register import fit, merged, of_run, open_work, read_claim, read_claims, store
 from fedloom_apps.claims.rule import Verdict
@@ -56,6 +56,14 @@ def claims(tmp_path: Path) -> Path:
 def train(cli: Cli, claims: Path, run: str, seed: object, out: str, *more: str) -> None:
     words = read_claim(claims / "steps.yaml").words(run)
     assert cli("run", "-q", *words, f"seed={seed}", f"out={out}", *more).code == 0
+
+
+def rewrite(run: Path, records: list[dict[str, Any]]) -> None:
+    """Put other records into a run directory, with a summary and checksums that fit them."""
+    (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    final = {key: value for key, value in records[-1].items() if key not in ("round", "seconds")}
+    summary = json.loads((run / "summary.json").read_text()) | {"rounds": len(records), "final": final}
+    (run / "summary.json").write_text(json.dumps(summary | {"checksums": checksums(run)}))
 
 
 def test_runs_that_fit_decide_and_are_stored(cli: Cli, claims: Path) -> None:
@@ -136,18 +144,9 @@ def test_other_settings_and_altered_runs_are_no_evidence(cli: Cli, claims: Path)
 
 
 def test_a_run_whose_checksums_were_rewritten_is_told_by_its_replay(cli: Cli, claims: Path) -> None:
-    from fedloom.experiment.rundir import checksums
-
     train(cli, claims, "slow", 0, "runs/a")
     run = Path("runs/a")
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    for record in records:
-        record["global/accuracy"] = 0.99
-    (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    summary = json.loads((run / "summary.json").read_text())
-    summary["final"]["global/accuracy"] = 0.99
-    summary["checksums"] = checksums(run)
-    (run / "summary.json").write_text(json.dumps(summary))
+    rewrite(run, [json.loads((run / "metrics.jsonl").read_text()) | {"global/accuracy": 0.99}])
     code, out, _ = cli("claim", "check", "runs/a", "--claims", "claims", "--replay", "0")
     assert (code, "rounds reproduced bit for bit" in out) == (0, False)
     code, out, _ = cli("claim", "check", "runs/a", "--claims", "claims")
@@ -390,32 +389,23 @@ def test_names_of_files_and_runs_are_safe_to_paste(tmp_path: Path, cli: Cli) -> 
 
 
 def test_a_run_that_was_cut_and_one_that_lacks_records_are_no_evidence(cli: Cli, tmp_path: Path, claims: Path) -> None:
-    from fedloom.experiment.rundir import checksums
-
     write(tmp_path, settings=CLAIM["settings"] | {"rounds": 2})
     train(cli, claims, "fast", 0, "runs/a")
     run = Path("runs/a")
     first, second = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    complete = json.loads((run / "summary.json").read_text())
     lacking = {key: value for key, value in second.items() if key != "cohort"}
     for records, says in (([first], "has 1 of 2 rounds"), ([first, lacking], "KeyError: 'cohort'")):
-        (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-        final = {key: value for key, value in records[-1].items() if key not in ("round", "seconds")}
-        summary = complete | {"rounds": len(records), "final": final, "checksums": checksums(run)}
-        (run / "summary.json").write_text(json.dumps(summary))
+        rewrite(run, records)
         code, out, _ = cli("claim", "check", "runs", "--claims", "claims", "--replay", "0")
         assert (code, says in out) == (1, True)
 
 
 def test_a_strangers_settings_and_seconds_are_data(cli: Cli, claims: Path) -> None:
-    from fedloom.experiment.rundir import checksums
-
     train(cli, claims, "fast", 0, "runs/a")
     run, check = Path("runs/a"), ("claim", "check", "runs", "--claims", "claims", "--replay", "0")
-    record, summary = (json.loads((run / name).read_text()) for name in ("metrics.jsonl", "summary.json"))
+    record = json.loads((run / "metrics.jsonl").read_text())
     for seconds in (-1e9, float("nan"), float("inf")):
-        (run / "metrics.jsonl").write_text(json.dumps(record | {"seconds": seconds}) + "\n")
-        (run / "summary.json").write_text(json.dumps(summary | {"checksums": checksums(run)}))
+        rewrite(run, [record | {"seconds": seconds}])
         code, out, _ = cli(*check)
         assert (code, out) == (
             1,
@@ -487,15 +477,10 @@ def test_seeds_added_for_want_of_a_verdict_are_a_further_look(cli: Cli, tmp_path
 
 
 def test_a_run_that_diverged_is_evidence_without_a_figure(cli: Cli, claims: Path) -> None:
-    from fedloom.experiment.rundir import checksums
-
     for run in ("fast", "slow"):
         train(cli, claims, run, 0, f"runs/{run}")
     run = Path("runs/fast")
-    record, summary = (json.loads((run / name).read_text()) for name in ("metrics.jsonl", "summary.json"))
-    record["global/accuracy"] = summary["final"]["global/accuracy"] = None
-    (run / "metrics.jsonl").write_text(json.dumps(record) + "\n")
-    (run / "summary.json").write_text(json.dumps(summary | {"checksums": checksums(run)}))
+    rewrite(run, [json.loads((run / "metrics.jsonl").read_text()) | {"global/accuracy": None}])
     for _ in range(2):  # the second time its figures are known
         code, out, _ = cli("claim", "check", "runs", "--claims", "claims", "--replay", "0", "--store")
         assert (code, "in place of other" in out) == (0, False)

@@ -11,6 +11,7 @@ from helpers.commands import Cli
 
 import fedloom as fl
 from fedloom.experiment.checkpoint import _seal
+from fedloom.experiment.rundir import RunDirectory, checksums
 
 WORDS = (
     "run", "-q", "method=fedavg", "model=logistic", "clients=3", "rounds=3", "checkpoint.every=1", "client_state=disk",
@@ -93,8 +94,6 @@ def test_a_sweep_with_altered_records_is_not_done(cli: Cli, tmp_path: Path) -> N
 
 
 def test_who_rewrites_the_checksums_too_is_noticed_by_a_replay(cli: Cli, run: Path) -> None:
-    from fedloom.experiment.rundir import checksums
-
     better(run)
     summary = json.loads((run / "summary.json").read_text()) | {"checksums": checksums(run)}
     (run / "summary.json").write_text(json.dumps(summary))
@@ -113,8 +112,6 @@ def test_who_rewrites_the_checksums_too_is_noticed_by_a_replay(cli: Cli, run: Pa
 def test_parameters_by_which_costs_are_measured_and_rounds_beyond_the_last_are_noticed_by_a_replay(
     rounds: int, parameters: int, says: str, cli: Cli, run: Path
 ) -> None:
-    from fedloom.experiment.rundir import RunDirectory, checksums
-
     last, summary = RunDirectory(run).metrics()[-1], json.loads((run / "summary.json").read_text())
     if rounds > 3:
         with (run / "metrics.jsonl").open("a") as file:

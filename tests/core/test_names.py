@@ -11,6 +11,7 @@ from helpers.runs import experiment
 from fedloom import Method, methods
 from fedloom.config import build, resolve
 from fedloom.config.keys import RUN, build_method
+from fedloom.core.compose import rename
 from fedloom.core.parts import Drift
 from fedloom.experiment.federated import run
 from fedloom.methods import methods as presets
@@ -54,8 +55,6 @@ def test_the_run_directory_has_the_name(tmp_path: Path) -> None:
 
 def test_every_preset_keeps_its_name() -> None:
     for name in presets.names():
-        from fedloom.core.compose import rename
-
         method = methods.make(name)
         assert rename(presets, method) is method, name
 

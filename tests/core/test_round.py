@@ -26,6 +26,8 @@ from fedloom.experiment.federated import FederatedTask, run
 from fedloom.parts.drift import FedDynDrift, Scaffold
 from fedloom.parts.mixing import Uniform
 from fedloom.parts.objectives import CrossEntropy, Proximal
+from fedloom.parts.personal import LocalOnly
+from fedloom.parts.server import Extrapolated
 from fedloom.rounds.round import federated_round
 
 ENGINES = ["serial", "processes"]
@@ -232,9 +234,6 @@ def test_methods_without_a_loss_are_refused() -> None:
 
 
 def test_the_server_step_on_nothing_shared_is_refused_too() -> None:
-    from fedloom.parts.personal import LocalOnly
-    from fedloom.parts.server import Extrapolated
-
     with pytest.raises(ConfigError, match="server 'exp' works on shared parameters, but personal 'local_only'"):
         Method("m", LOSS, server=Extrapolated(), personal=LocalOnly())
 

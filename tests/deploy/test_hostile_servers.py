@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from helpers.auditing import watch
 from helpers.deploying import config, in_process, node_and_last_order
 
 from fedloom.base import files
@@ -82,13 +83,12 @@ def test_a_node_makes_networks_of_sizes_alone(model: dict[str, Any], tmp_path: P
     (folder := tmp_path / "net").mkdir()
     (folder / "config.json").write_text("{}")
     model = {key: str(folder) if value == "DIR" else value for key, value in model.items()}
-    accesses: list[str] = []
-    sys.addaudithook(lambda event, args: accesses.append(str(args[0])) if event in ("open", "socket.connect") else None)
     node = Node(table(tmp_path / "mine.csv"), tmp_path / "state")
-    facts = unpack(node.answer(joining(TABLE, model=model))).facts
+    with watch(node.home) as events:
+        facts = unpack(node.answer(joining(TABLE, model=model))).facts
     node.close()
     assert facts == {"ticket": TICKET, "status": "refused", "code": "settings"}
-    assert not [path for path in accesses if path.startswith((str(folder), "/etc/passwd"))]
+    assert not events
     assert not {"transformers", "timm"} & sys.modules.keys()
 
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-import sysconfig
 import warnings
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -16,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.auditing import watch
 from helpers.deploying import config, in_process, node_and_last_order
 from helpers.marks import kinds
 
-import fedloom
 from fedloom.base.errors import ClientError
 from fedloom_apps.deploy.budget import Budget
 from fedloom_apps.deploy.messages import EVALUATE, HELD_OUT, JOIN, LOSSES, WORK, Code, Order
@@ -52,51 +48,6 @@ NAMES = [
     "q_ffl",
     "fedper",
 ]
-PACKAGE = str(Path(fedloom.__file__).parents[1])
-INSIDE = (
-    sys.prefix,
-    sys.base_prefix,
-    sysconfig.get_path("stdlib"),
-    PACKAGE,
-    "/proc",
-    "/dev/null",
-    "/dev/urandom",
-    "/sys",
-)
-SEEN: list[list[str]] = []
-
-
-def _audit(event: str, args: tuple[Any, ...]) -> None:
-    if not SEEN:
-        return
-    if event == "open" and isinstance(args[0], str | bytes):
-        SEEN[-1].append(f"open {args[0] if isinstance(args[0], str) else args[0].decode()}")
-    elif event in (
-        "subprocess.Popen",
-        "os.system",
-        "os.exec",
-        "os.posix_spawn",
-        "socket.connect",
-        "socket.getaddrinfo",
-    ):
-        SEEN[-1].append(event)
-    elif event == "exec" and not (name := args[0].co_filename).startswith(("<", *INSIDE)):
-        SEEN[-1].append(f"exec {name}")
-
-
-sys.addaudithook(_audit)
-
-
-@contextmanager
-def watch(*allowed: Path) -> Iterator[list[str]]:
-    """What was opened outside the allowed places, executed, started or connected to."""
-    SEEN.append(events := list[str]())
-    try:
-        yield events
-    finally:
-        SEEN.pop()
-        places = (*map(str, allowed), *INSIDE)
-        events[:] = [event for event in events if not event.removeprefix("open ").startswith(places)]
 
 
 def spoilt(draw: Random, value: Any) -> Any:
