@@ -91,7 +91,7 @@ def with_scalar(value: float) -> dict[str, Any]:
             for lam in (5, -1, np.nan, "a", None)
         ),
         (
-            with_scalar(0.5) | {"uses": lambda self, client, own, _: (Use(lam=2 * float(own()["private"][-1])),)},
+            with_scalar(0.5) | {"uses": lambda self, client, load, _: (Use(lam=2 * float(load()["private"][-1])),)},
             r"uses returned λ = 2.0 for the scalars \[1.0\], but it must be a number",
         ),
         *(({"uses": lambda *_, uses=uses: uses}, "but it must be a tuple of Use") for uses in ((), 1.0, [Use()])),
