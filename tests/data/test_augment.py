@@ -337,4 +337,8 @@ def test_data_that_do_not_suit_are_refused() -> None:
         pipeline(["autoaugment"], Arrays(torch.zeros(4, 2, 5, 5), y, 1))
     with pytest.raises(ConfigError, match="'jitter' works on pixels from 0 to 1, but the inputs lie between -3 and 2"):
         pipeline(["jitter"], Arrays(torch.tensor([-3.0, 2.0] * 50).reshape(4, 1, 5, 5), y, 1))
+    with pytest.raises(ConfigError, match="'blur' of size 11 reaches beyond images of 5 by 5; choose a size below 10"):
+        pipeline([{"name": "blur", "size": 11}], Arrays(torch.zeros(4, 1, 5, 5), y, 1))
+    blur = pipeline([{"name": "blur", "size": 9}], Arrays(torch.zeros(4, 1, 5, 5), y, 1))
+    assert blur(torch.zeros(4, 1, 5, 5), [(np.random.default_rng(0), 4)]).shape == (4, 1, 5, 5)
     pipeline(["crop", "flip", "cutout", "blur"], Arrays(torch.randn(4, 2, 5, 5), y, 1))  # these take any scale

@@ -14,7 +14,7 @@ from fedloom.base.errors import ConfigError, DataError
 from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.data import federate, from_tensors, sources, statistics
 from fedloom.data.partitions import Dirichlet, DirichletBalanced, Iid, Natural, Partition, Pathological
-from fedloom.data.plots import plot_labels
+from fedloom.data.plots import plot_labels, plot_samples
 from fedloom.data.sources import Source
 from fedloom.data.split import by_distribution, split_rows, systematic
 
@@ -99,6 +99,23 @@ def test_natural_clients_have_names_and_their_own_test_rows() -> None:
         federate(source, "iid", 2, held_out="natural")
 
 
+def test_validation_samples_of_other_clients_are_named_as_such() -> None:
+    data = {"x_validation": torch.zeros(2, 2), "y_validation": torch.tensor([0, 1])}
+    source = toy(4, 2, clients=["ann", "bob"] * 2, clients_validation=["cyd", "dan"], **data)
+    with pytest.raises(DataError, match="no validation sample of tensors belongs to a training client; give a fract"):
+        federate(source, held_out=0.0)
+
+
+def test_the_client_of_each_sample_is_a_partition_of_any_source() -> None:
+    owners = np.arange(1442) % 5
+    federation = federate("digits", owners)
+    assert federation.names == ("0", "1", "2", "3", "4")
+    rows = federate(sources.make("digits"), [np.flatnonzero(owners == client) for client in range(5)])
+    assert federation.provenance["fingerprint"] == rows.provenance["fingerprint"]
+    with pytest.raises(DataError, match=r"digits has 1442 samples, but client ids of shape \[3\]; give one each"):
+        federate("digits", ["ann", "bob", "ann"])
+
+
 def test_bad_requests_get_one_sentence() -> None:
     with pytest.raises(ConfigError, match="leave something to train on"):
         federate(toy(), "iid", 10, validation=0.5, held_out=0.5)
@@ -159,6 +176,14 @@ def test_pictures_are_drawn_for_few_and_many(partition: Partition, clients: int,
     assert path.stat().st_size > 8000
 
 
+def test_names_with_dollar_signs_are_no_formulas(tmp_path: Path) -> None:
+    source = from_tensors(
+        torch.rand(8, 1, 4, 4), torch.arange(8) % 2, names=["$5_$", "more"], clients=["$a_$", "b"] * 4
+    )
+    assert plot_labels(federate(source), tmp_path / "labels.png").exists()
+    assert plot_samples(source.train, "$_$", tmp_path / "samples.png").exists()
+
+
 def test_every_source_says_licence_and_citation() -> None:
     for name in ("digits", "synthetic"):
         source = sources.make(name)
@@ -204,3 +229,8 @@ def test_arrays_are_tensors(name: str) -> None:
     message = rf"{name} of Arrays is a tensor, not an ndarray of shape \[3.*; use torch.as_tensor\({name}\)"
     with pytest.raises(DataError, match=message):
         Arrays(**{**arrays, name: arrays[name].numpy()}, classes=2)
+
+
+def test_every_class_has_a_name_or_none_has() -> None:
+    with pytest.raises(DataError, match="there are 2 class names for 3 classes; name each class once"):
+        Arrays(torch.zeros(2, 1), torch.tensor([0, 1]), 3, ("no", "yes"))

@@ -107,3 +107,17 @@ def test_folders_of_clients_hold_those_of_their_classes(tmp_path: Path) -> None:
     write_image(tmp_path / "val" / "eve" / "yak" / "0.png", 1)
     with pytest.raises(FedLoomError, match="val has the class 'yak', which train has not"):
         build_federation(resolve([*words, "data.by_client=true"]))
+
+
+def test_two_folders_for_validation_are_refused(tmp_path: Path) -> None:
+    for part in ("train", "val", "valid"):
+        write_image(tmp_path / part / "cat" / "0.png", 100)
+    with pytest.raises(FedLoomError, match="has several folders for validation, val, valid; join them"):
+        build_federation(resolve([f"data=folder:{tmp_path}", "data.size=8", "partition=iid", "clients=1"]))
+
+
+def test_hidden_folders_beside_images_are_not_clients_folders(tmp_path: Path) -> None:
+    write_image(tmp_path / "cat" / "0.png", 100)
+    (tmp_path / "cat" / ".ipynb_checkpoints").mkdir()
+    federation = build_federation(resolve([f"data=folder:{tmp_path}", "data.size=8", "partition=iid", "clients=1"]))
+    assert len(federation.train.arrays) == 1

@@ -235,6 +235,22 @@ REFUSED: dict[str, tuple[Any, str]] = {
         lambda: federate(frame().rename(columns={"a": "b"}), "iid", 5, label="class"),
         r"several columns named 'b'",
     ),
+    "an input that is the label": (
+        lambda: federate(frame(), "iid", 5, label="class", features=["a", "class"]),
+        r"column 'class' is an input and also the label or client; leave it out of data\.features",
+    ),
+    "an input twice": (
+        lambda: federate(frame(), "iid", 5, label="class", features=["a", "a"]),
+        r"column 'a' is an input twice",
+    ),
+    "targets twice": (lambda: federate(frame(), "iid", 5, y=Y, label="class"), r"has its targets already; leave y="),
+    "targets of arrays": (lambda: as_source(sources.make("digits").train, Y), r"has its targets already; leave y="),
+    "a table and arrays": (
+        lambda: federate(frame(), "iid", 5, label="class", test=(X, Y)),
+        r"some of the data sets are tables and others arrays; give all in the same form",
+    ),
+    "large labels": (lambda: federate((X, [10**30] * 60), "iid", 5), r"a target beyond 64-bit integers; number the"),
+    "bytes": (lambda: federate((X, np.array([b"\xff"] * 60)), "iid", 5), r"bytes that are not text in UTF-8; decode"),
     "an empty client": (lambda: as_source([(X, Y), (X[:0], Y[:0])]), r"of client 1 has no samples; leave it out"),
     "several inputs": (lambda: federate(Pairs([(x, x[:2]) for x in X], Y), "iid", 2), r"join them to one array per sa"),
     "inputs by name": (
@@ -421,3 +437,35 @@ def test_random_items_of_a_torch_data_set_are_noticed() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         as_source(Pairs())
+
+
+def test_a_data_set_with_a_test_and_a_validation_split_has_both() -> None:
+    parts = {"train": (X, Y), "test": (X[:7], Y[:7]), "validation": (X[:5], Y[:5])}
+    source = as_source(parts)
+    assert source.validation is not None
+    assert (len(source.test), len(source.validation)) == (7, 5)
+    del parts["test"]  # then the validation split is the test set, unless there is another
+    assert (len(as_source(parts).test), as_source(parts).validation) == (5, None)
+    source = as_source(parts, test=(X[:7], Y[:7]))
+    assert source.validation is not None
+    assert (len(source.test), len(source.validation)) == (7, 5)
+
+
+def test_labels_and_names_may_be_bytes_and_scalars_of_numpy(tmp_path: Path) -> None:
+    """As files of HDF5, and columns of Python objects, hold them."""
+    names = np.array(["non", "été"])
+    encoded = np.char.encode(names[Y % 2], "utf-8")
+    source = as_source((X, encoded), client=np.char.encode(WHO, "utf-8"))
+    assert source.train.names == ("non", "été")
+    assert source.group_names == ("ann", "bob", "cyd")
+    arrays = {"x_train": X, "y_train": Y % 2, "names": np.char.encode(names, "utf-8"), "client_train": encoded}
+    np.savez(tmp_path / "bytes.npz", **arrays)
+    stored = sources.make("npz", path=tmp_path / "bytes.npz")
+    assert stored.train.names == stored.group_names == ("non", "été")
+    assert as_source((X, np.array([np.int32(label) for label in Y], dtype=object))).train.y.tolist() == Y.tolist()
+
+
+def test_a_missing_target_of_a_test_sample_is_one_sentence(tmp_path: Path) -> None:
+    np.savez(tmp_path / "lacking.npz", x_train=X, y_train=Y, x_test=X, y_test=np.where(Y == 1, np.nan, Y))
+    with pytest.raises(DataError, match=r"NaN or infinity in \d+ of 60 targets"):
+        sources.make("npz", path=tmp_path / "lacking.npz")

@@ -72,9 +72,13 @@ def test_forms_of_other_projects(tmp_path: Path) -> None:
     ("a.csv", "client,sample\n1,9\n", "holds a row that is not among 0 to 7"),
     ("a.csv", "client,sample\n1,2\n2,2\n", "one that another client holds already"),
     ("a.csv", "client,sample\n1,x\n", "must hold row numbers"),
+    ("a.csv", "client,sample\n1,2\n,3\n", "column 'client' has missing values in 1 of 2 rows"),
+    ("a.csv", "client,sample\nann,2\n,3\n", "column 'client' has missing values in 1 of 2 rows"),
     ("a.json", "{", "cannot be read as JSON"),
     ("a.json", "{}", "maps no clients to lists of rows"),
     ("a.json", '{"users": ["u"], "num_samples": ["x"]}', "num_samples must be a list"),
+    ("a.json", '{"users": ["u"], "num_samples": [7]}', "lists 7 samples in num_samples, but the data have 8"),
+    ("a.json", '{"u": [0, [1]], "v": []}', "the rows of each client must be a list of whole numbers"),
     ("b.json", None, "there is no file"),
 ])  # fmt: skip
 def test_files_that_are_no_partition(tmp_path: Path, name: str, text: str | None, message: str) -> None:

@@ -222,6 +222,20 @@ def test_cifar_npz(tmp_path: Path) -> None:
     expected = (torch.tensor(x[0, ..., 2]) / 255 - 0.4465) / 0.2616
     torch.testing.assert_close(source.train.x[0, 2], expected)
     assert source.train.names[3] == "n3"
+    np.savez(tmp_path / "cifar10.npz", x_train=x, y_train=y[:, None], x_test=x[:2], y_test=y[:2, None])
+    assert torch.equal(sources.make("cifar10", root=str(tmp_path)).train.y, source.train.y)
+
+
+@pytest.mark.parametrize(("images", "labels", "message"), [
+    (np.zeros((4, 3, 32, 32), np.uint8), np.arange(4), "images must have 3 channels, the last axis, but their shape"),
+    (np.zeros((4, 32, 32), np.uint8), np.arange(4), "images must have 3 channels, the last axis, but their shape"),
+    (np.zeros((4, 32, 32, 3), np.uint8), np.arange(4) / 2, "y_train must be one whole number for each sample"),
+    (np.zeros((4, 32, 32, 3), np.uint8), np.array(list("abab")), "y_train holds text"),
+])  # fmt: skip
+def test_cifar_npz_in_another_form(images: np.ndarray, labels: np.ndarray, message: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "cifar10.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+    with pytest.raises(DataError, match=message):
+        sources.make("cifar10", root=str(tmp_path))
 
 
 def test_cifar100_npz_has_labels_of_two_kinds(tmp_path: Path) -> None:

@@ -230,8 +230,9 @@ def test_what_is_no_table_gets_one_sentence(tmp_path: Path) -> None:
         ({"label": []}, "data.label names no column"),
         (
             {"label": ["ill", "age"], "features": ["age", "ward"]},
-            "data.features names the column of labels or clients, 'age'",
+            "column 'age' is an input and also the label or client; leave it out of data.features",
         ),
+        ({"label": "ill", "time": "ill"}, "data.time names the column of labels or clients, 'ill'; choose another"),
         ({"label": "ill", "time": "day"}, "visits has no column 'day'"),
         ({"label": "ill", "time": "ward"}, "'ward' holds neither numbers nor dates"),
         ({"label": "ill", "time": "when"}, "has missing values in 1 of"),
@@ -272,6 +273,16 @@ def test_a_folder_of_tables_is_one_table_with_a_column_of_clients(tmp_path: Path
     (tmp_path / "words/bob.csv").write_text("note,label\ngood night,0\n")
     texts = sources.make("text", path=str(tmp_path / "words"), text="note")
     assert texts.group_names == ("ann", "bob")
+
+
+def test_a_table_without_rows_does_not_change_the_types_of_the_others(tmp_path: Path) -> None:
+    folder = write_hospitals(tmp_path / "hospitals")
+    (folder / "west.csv").write_text("age,ward,ill\n")
+    (folder / "._north.csv").write_bytes(b"\x00\x05\x16\x07")  # which macOS writes beside files
+    with pytest.warns(UserWarning, match="of the tables in .*hospitals, west have no rows"):
+        source = sources.make("table", path=str(folder), label=("ill",))
+    assert source.group_names == ("South", "north")
+    assert source.train.x[:, 0].tolist() == pytest.approx([0.4, 0.2, 0.5, 0.6, 0.3])
 
 
 def test_tables_of_a_folder_have_the_same_columns(tmp_path: Path) -> None:

@@ -70,7 +70,15 @@ def test_damaged_leaf_files_get_one_sentence(tmp_path: Path) -> None:
     write_leaf(folder, {"a": ([[0.0] * 784], [62])})
     with pytest.raises(DataError, match="label 62, but there are 62 classes"):
         make()
+    write_leaf(folder, {"a": ([[0.0] * 784], [1.5])})
+    with pytest.raises(DataError, match="labels of writer 'a' must be one whole number for each sample"):
+        make()
+    write_leaf(folder, {"a": ([[0.0] * 784], [1])})
     [path] = folder.glob("*.json")
+    (folder / "more.json").write_text(path.read_text())
+    with pytest.raises(DataError, match="user 'a' is listed twice in the files of"):
+        make()
+    (folder / "more.json").unlink()
     path.write_text(path.read_text()[:-50])
     with pytest.raises(DataError, match="truncated or not JSON"):
         make()

@@ -115,3 +115,7 @@ def test_an_instance_trains_like_the_factory_that_made_it() -> None:
     net = wrap(Net(), "deep.end.2")
     a, b = (fl.run("fedavg", classes(), model, rounds=1) for model in (net, lambda: net))
     assert torch.equal(a.snapshot.server.theta, b.snapshot.server.theta)
+
+
+def test_inputs_on_which_a_module_is_not_finite_say_nothing_about_its_head() -> None:
+    assert wrap(Net(), "deep.end.2", torch.full((2, 4), torch.inf)).place == "deep.end.2"

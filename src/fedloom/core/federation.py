@@ -29,7 +29,8 @@ class Arrays:
         std: per-channel standard deviation, likewise; empty if ``x`` was not normalised.
 
     Raises:
-        DataError: if the lengths differ, NaN or infinity is held, or a label is outside ``0 .. classes - 1``.
+        DataError: if lengths differ, NaN or infinity is held, a label is outside ``0 .. classes - 1``, or only some
+            classes have names.
 
     >>> Arrays(torch.zeros(3, 2), torch.tensor([0, 1, 5]), classes=2)
     Traceback (most recent call last):
@@ -50,6 +51,10 @@ class Arrays:
                 raise DataError(f"{name} of Arrays is a tensor, not {in_words(values)}; use torch.as_tensor({name}).")
         if len(self.x) != len(self.y):
             raise DataError(f"there are {len(self.x)} inputs but {len(self.y)} labels.")
+        if self.names and len(self.names) != self.classes:
+            raise DataError(
+                f"there are {len(self.names)} class names for {self.classes} classes; name each class once."
+            )
         for name, values in (("samples", self.x), ("targets", self.y)):
             if not (isinstance(values, Tensor) and values.is_floating_point() and len(values)):
                 continue

@@ -156,6 +156,11 @@ def pipeline(choices: Sequence[str | Mapping[str, Any] | Augmentation], arrays: 
             raise ConfigError(
                 f"augmentation {name!r} needs images [N, C, H, W], not inputs of shape {list(x.shape[1:])}."
             )
+        if isinstance(step, Blur) and step.size // 2 >= min(x.shape[2:]):
+            raise ConfigError(
+                f"augmentation 'blur' of size {step.size} reaches beyond images of {x.shape[2]} by {x.shape[3]}; "
+                f"choose a size below {2 * min(x.shape[2:])}."
+            )
         if step.colours and x.shape[1] not in (1, 3):
             raise ConfigError(f"augmentation {name!r} needs images of 1 or 3 channels, not {x.shape[1]}.")
         if step.pixels and not arrays.mean and len(x) and (float(x.min()) < 0 or float(x.max()) > 1):

@@ -20,7 +20,7 @@ from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.core.samples import Collate, Samples
 from fedloom.data.labels import LabelNoise, Target, noises, targets
 from fedloom.data.partitions import Natural, Partition, Rows, partitions
-from fedloom.data.sources import Source, sources
+from fedloom.data.sources import Source, natural_clients, sources
 from fedloom.data.split import by_distribution, index_of, split_rows
 
 HeldOut = float | Literal["common", "natural"]
@@ -94,15 +94,21 @@ def federate(
     validation, unseen = convert_argument("validation", validation, float), convert_argument("unseen", unseen, float)
     options = {"y": y, "test": test, "validation_set": validation_set, "features": features, "label": label,
            "client": client, "standardise": standardise}  # fmt: skip
+    partition, ids = by_ids(partition, client)
     if not isinstance(source, str | Source):
         from fedloom.data.user import as_source  # most runs read none
 
-        partition, options["client"] = by_ids(partition, client)
+        options["client"] = ids
         source = as_source(source, **options) if collate is None else of_samples(source, collate, options)
     else:
         options["collate"] = collate
         settings = {name: value for name, value in options.items() if value is not None and value is not False}
         source = by_name(source, settings)
+        if ids is not client:  # the partition was the client of each sample
+            from fedloom.data.user import client_ids
+
+            groups = natural_clients(client_ids(ids, len(source.train), source.name))
+            source = replace(source, groups_test=None, groups_validation=None, **groups)
     partition = which_partition(partition, source)
     noise = noises.make(noise) if isinstance(noise, str) else noise
     target = targets.make(target) if isinstance(target, str) else target
@@ -122,7 +128,7 @@ def federate(
         beside = replace(source, test=source.validation, groups_test=source.groups_validation)
         pool_validation, own_rows = beside.test, natural and beside.groups_test is not None
         validation_part = (
-            same_groups(beside, index, natural)
+            same_groups(beside, index, natural, "validation")
             if own_rows
             else dealt(partition, index, labels, class_numbers(beside.test), len(beside.test), stream(seed, "split", 2))
         )
@@ -426,8 +432,8 @@ def names_of(source: Source, index: Index) -> tuple[str, ...]:
     return tuple(source.group_names[g] for g in group_of(source, index)) if source.group_names else ()
 
 
-def same_groups(source: Source, index: Index, natural: bool) -> Index:
-    """The test rows with each client's natural id."""
+def same_groups(source: Source, index: Index, natural: bool, split: str = "test") -> Index:
+    """The test rows with each client's natural id; errors call them those of ``split``."""
     if not natural or source.groups_test is None:
         raise DataError(
             "held_out=natural needs partition 'natural' and a source whose test samples have natural ids "
@@ -437,8 +443,9 @@ def same_groups(source: Source, index: Index, natural: bool) -> Index:
     place = np.minimum(np.searchsorted(ids, source.groups_test), len(ids) - 1)
     owner = np.where(ids[place] == source.groups_test, place, -1)
     if not (owner >= 0).any():
+        instead = "held_out=common" if split == "test" else "samples that name no clients"
         raise DataError(
-            f"no test sample of {source.name} belongs to a training client; use a fraction or held_out=common."
+            f"no {split} sample of {source.name} belongs to a training client; give a fraction, or {instead}."
         )
     return index_of(owner, len(ids))
 
@@ -473,9 +480,9 @@ def statistics(federation: Federation) -> dict[str, Any]:
     ``entropy_of_all`` is the entropy of the pooled labels, an upper limit that IID clients come close to.
 
     >>> from fedloom.data import federate
-    >>> found = statistics(federate("digits", "pathological", clients=10))
-    >>> found["clients"], found["samples"]["max"] >= found["samples"]["min"], found["classes_per_client"]["mean"]
-    (10, True, 2.0)
+    >>> summary = statistics(federate("digits", "pathological", clients=10))
+    >>> summary["clients"], summary["classes_per_client"]["mean"]
+    (10, 2.0)
     """
     sizes = federation.train.index.sizes
     result: dict[str, Any] = {

@@ -34,6 +34,7 @@ from fedloom.base.ranges import Count, NonNegative, NonNegativeInt, Positive
 from fedloom.base.registry import Registry
 from fedloom.base.settings import check_fields
 from fedloom.core.federation import Index
+from fedloom.data.columns import clients_of
 from fedloom.data.split import index_of, rank_within, shuffled_by_label
 
 
@@ -633,7 +634,10 @@ class Rows(Partition):
     needs_clients: ClassVar[bool] = False
 
     def owners(self, labels: ndarray, clients: int, rng: Generator, groups: ndarray | None = None) -> ndarray:
-        lists = [np.asarray(part) for part in self.rows]
+        try:
+            lists = [np.asarray(part) for part in self.rows]
+        except ValueError:  # of lists in lists
+            raise DataError("the rows of each client must be a list of whole numbers.") from None
         if clients not in (0, len(lists)):
             raise DataError(f"there are {len(lists)} lists of rows, but {clients} clients; leave clients= out.")
         owner = np.full(len(labels), -1, dtype=np.int64)
@@ -684,10 +688,10 @@ class File(Partition):
         return Rows(lists).owners(labels, clients, rng)
 
 
-def _lists(path: Path, samples: int) -> list[ndarray]:
+def _lists(path: Path, samples: int) -> list[Any]:
     """The rows of each client in a file, of data with so many samples."""
     if path.suffix.lower() == ".json":
-        return _lists_of_json(path)
+        return _lists_of_json(path, samples)
     from fedloom.data.sources.table import read_frame  # slow to import
 
     frame = read_frame(path)
@@ -700,11 +704,11 @@ def _lists(path: Path, samples: int) -> list[ndarray]:
     rows = np.arange(samples) if row is None else frame[row].to_numpy()
     if rows.dtype.kind not in "iu":
         raise DataError(f"{path}: the column {row!r} must hold row numbers.")
-    owner = np.unique(frame[client].to_numpy(), return_inverse=True)[1]
+    owner = np.unique(clients_of(frame[client], str(path)), return_inverse=True)[1]
     return np.split(rows[np.argsort(owner, kind="stable")], np.cumsum(np.bincount(owner))[:-1])
 
 
-def _lists_of_json(path: Path) -> list[ndarray]:
+def _lists_of_json(path: Path, samples: int) -> list[Any]:
     from fedloom.data.sources.files import reading  # which imports rich
 
     with reading(path, "cannot be read as JSON"):
@@ -713,11 +717,13 @@ def _lists_of_json(path: Path) -> list[ndarray]:
         counts = content["num_samples"]
         if not isinstance(counts, list) or not all(type(n) is int and n > 0 for n in counts):
             raise DataError(f"{path}: num_samples must be a list of whole numbers of at least 1.")
-        return np.split(np.arange(sum(counts)), np.cumsum(counts)[:-1])
+        if sum(counts) != samples:
+            raise DataError(f"{path} lists {sum(counts)} samples in num_samples, but the data have {samples}.")
+        return np.split(np.arange(samples), np.cumsum(counts)[:-1])
     lists = list(content.values()) if isinstance(content, dict) else content
     if not isinstance(lists, list) or not lists or not all(isinstance(part, list) for part in lists):
         raise DataError(f"{path} maps no clients to lists of rows, and has no users and num_samples, like LEAF's.")
-    return [np.array(part) if part else np.zeros(0, np.int64) for part in lists]
+    return lists
 
 
 @partitions.register

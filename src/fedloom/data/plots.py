@@ -19,6 +19,7 @@ from fedloom.data.federate import label_counts, statistics
 
 import_extra("plots", "matplotlib", "a picture")
 
+from matplotlib import rc_context  # noqa: E402
 from matplotlib.axes import Axes  # noqa: E402
 from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: E402
 from matplotlib.colors import LinearSegmentedColormap  # noqa: E402
@@ -29,9 +30,11 @@ MAX_CIRCLES = 40  # clients with a column of circles each; more are drawn as a h
 MAX_COLUMNS = 1000  # of a heat map; more would be finer than its pixels
 MAX_ROWS = 40  # classes in a plot of samples
 INK, SOFT, GRID, ACCENT, QUIET = "#1f2a37", "#5b6776", "#e6e9ee", "#1f6f8b", "#a9cad5"
+PLAIN_TEXT = rc_context({"text.parse_math": False})  # names may hold dollar signs
 SHADES = LinearSegmentedColormap.from_list("share", ["#f7f8fa", "#c5dde4", "#6fb0c2", ACCENT, "#0d3a4c"])
 
 
+@PLAIN_TEXT
 def plot_labels(federation: Federation, path: str | Path) -> Path:
     """Plot which client holds which labels, with the clients' sizes above; the suffix of ``path`` sets the format.
 
@@ -164,6 +167,7 @@ def settings(partition: Mapping[str, Any]) -> str:
     return f" ({', '.join(words[1:])})" if words[1:] else ""
 
 
+@PLAIN_TEXT
 def plot_samples(arrays: Arrays, title: str, path: str | Path, per_class: int = 10) -> Path:
     """Plot the first samples of each class into ``path``, one row per class; its suffix sets the format.
 
@@ -216,7 +220,7 @@ def draw_samples(axes: Axes, x: Tensor, places: int, kind: str, arrays: Arrays) 
     """Draw samples [N, ...] of one class side by side, N ≤ places."""
     if kind == "text":
         lines = ["".join(arrays.names[token] for token in tokens).replace("\n", "⏎") for tokens in x.tolist()]
-        axes.text(0, 0.5, "".join(lines), family="monospace", fontsize=7, va="center", color=INK, parse_math=False)
+        axes.text(0, 0.5, "".join(lines), family="monospace", fontsize=7, va="center", color=INK)
     elif kind == "sound":
         for place, wave in enumerate(x[:, 0, :: math.ceil(x.shape[2] / 2000)].numpy()):
             axes.plot(np.linspace(place, place + 0.95, len(wave)), wave, linewidth=0.4, color=ACCENT)

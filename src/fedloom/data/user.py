@@ -54,7 +54,8 @@ def as_source(
 
     ``data`` is ``(x, y)`` as arrays or tensors; the inputs alone with ``y``; a pandas frame; a torch ``Dataset`` of
     pairs (read once, in order); a Hugging Face ``Dataset`` or ``DatasetDict``; or one of these per client, as a list or
-    as a mapping from client names. ``test`` and ``validation_set`` per client are joined, and may be empty.
+    as a mapping from client names. ``test`` and ``validation_set`` per client are joined, and may be empty. A
+    ``DatasetDict`` brings its own; its ``validation`` is the test set if there is no other.
 
     Columns of numbers and categories become one float32 vector [D], categories one-hot; the ``features`` may also be
     the name of a column of arrays or images. One-hot columns stay 0 and 1 with ``standardise``. Integers of any width
@@ -68,8 +69,12 @@ def as_source(
     if isinstance(data, Source):
         return data
     if isinstance(data, Mapping) and "train" in data:
-        test_data = next((data[key] for key in ("test", "validation") if key in data), None)
-        data, test = data["train"], test_data if test is None else test
+        own_test, own_validation = data.get("test"), data.get("validation")
+        if test is None and own_test is None:
+            own_test, own_validation = own_validation, None
+        test = own_test if test is None else test
+        validation_set = own_validation if validation_set is None else validation_set
+        data = data["train"]
     parts, owners = _per_client(data)
     if owners is not None and client is not None:
         raise DataError(f"{name} is one data set per client already; leave client= out.")
@@ -188,6 +193,8 @@ def _is_empty(part: Any) -> bool:
 def _inputs(parts: Sequence[Any], name: str) -> tuple[list[Tensor], list[str]]:
     """Inputs of all parts, and their columns' names if they were tables."""
     if any(map(is_frame, parts)):
+        if not all(map(is_frame, parts)):
+            raise DataError(f"{name}: some of the data sets are tables and others arrays; give all in the same form.")
         tables, columns = encoded(parts, name)
         return [torch.from_numpy(table) for table in tables], columns
     return [inputs(part, f"{name}: x", warn=False) for part in parts], []
@@ -201,13 +208,18 @@ def _clients(
         return np.repeat(np.array(owners), sizes)
     if client is None or isinstance(client, str):
         return column_ids
+    return client_ids(client, sizes[0], name)
+
+
+def client_ids(client: Any, samples: int, name: str) -> np.ndarray:
+    """The natural clients of so many samples, given as one number or name each."""
     ids = as_array(client, f"{name}: client")
     if ids.dtype.kind == "O":
         if lost := sum(value is None or value != value for value in ids.ravel()):  # NaN differs from itself
             raise DataError(f"{name}: {lost} of {ids.size} samples have no client; drop them, or give each one.")
         ids = as_texts(ids, name)
-    if ids.ndim != 1 or len(ids) != sizes[0]:
-        raise DataError(f"{name} has {sizes[0]} samples, but client ids of shape {list(ids.shape)}; give one each.")
+    if ids.ndim != 1 or len(ids) != samples:
+        raise DataError(f"{name} has {samples} samples, but client ids of shape {list(ids.shape)}; give one each.")
     return ids
 
 
@@ -245,9 +257,12 @@ def read(
     what: str,
 ) -> Columns:  # fmt: skip
     """The columns of a data set; ``what`` names it in errors."""
+    is_hugging_face = hasattr(data, "column_names") and hasattr(data, "with_format")
+    if y is not None and (is_hugging_face or isinstance(data, Arrays) or (is_frame(data) and label is not None)):
+        raise DataError(f"{what} has its targets already; leave y= out.")
     if is_frame(data):
         return _frame(data, y, features, label, client, what)
-    if hasattr(data, "column_names") and hasattr(data, "with_format"):
+    if is_hugging_face:
         return _hugging_face(data, features, label, client, what)
     if isinstance(data, Arrays):
         return Columns(data.x, data.y, names=data.names)
@@ -280,16 +295,29 @@ def _frame(
             f"{what} is a table; name the target column with label=, one of: {', '.join(map(str, columns))}."
         )
     targets = [] if label is None else [label] if isinstance(label, str) else list(label)
-    input_columns = [features] if isinstance(features, str) else features
-    present([*targets, *(input_columns or ()), *([client] if client else [])], columns, what)
-    if input_columns is None:
-        input_columns = [column for column in columns if column not in targets and column != client]
+    chosen_features = [features] if isinstance(features, str) else list(features or ())
+    input_columns = _input_columns(columns, chosen_features, targets, client, what)
     ids = None if client is None else clients_of(frame[client], what)
     if y is None:
         y = frame[targets[0]] if len(targets) == 1 else frame[targets]
     if isinstance(features, str) and frame[features].dtype == object and not isinstance(frame[features].iloc[0], str):
         return Columns(stacked(list(frame[features]), f"{what}: {features}"), y, ids)
-    return Columns(frame[list(input_columns)], y, ids)
+    return Columns(frame[input_columns], y, ids)
+
+
+def _input_columns(
+    columns: Sequence[str], features: Sequence[str], targets: Sequence[str], client: str | None, what: str
+) -> list[str]:
+    """The input columns of a table with these ``columns``: ``features`` or, without any, all that are nothing else."""
+    others = [*targets, client]
+    present([*targets, *features, *([client] if client else [])], columns, what)
+    for place, column in enumerate(features):
+        if column in (*others, *features[:place]):
+            also = "twice" if column in features[:place] else "and also the label or client"
+            raise DataError(
+                f"{what}: column {column!r} is an input {also}; leave it out of data.features (features= in Python)."
+            )
+    return list(features) or [column for column in columns if column not in others]
 
 
 def _hugging_face(
@@ -301,8 +329,7 @@ def _hugging_face(
         label = next((column for column in ("label", "labels", "target", "y") if column in columns), "label")
     targets = [label] if isinstance(label, str) else list(label)
     chosen_features = [features] if isinstance(features, str) else list(features or ())
-    present([*targets, *chosen_features, *([client] if client else [])], columns, what)
-    input_columns = chosen_features or [column for column in columns if column not in targets and column != client]
+    input_columns = _input_columns(columns, chosen_features, targets, client, what)
     names = tuple(getattr(dataset.features[targets[0]], "names", None) or ())
     ids = None
     if client is not None:
@@ -404,7 +431,7 @@ def coded(parts: Sequence[Any], names: Sequence[Sequence[str]], what: str) -> tu
     [[0, 1], [1, 2]]
     """
     raw = [_raw(part, what) for part in parts]
-    if any(part.dtype.kind in "US" for part in raw):
+    if any(part.dtype.kind == "U" for part in raw):
         texts = [part.astype(str) for part in raw]
         labels = categories(parts) or sorted({str(value) for part in texts for value in np.unique(part)})
         place = {name: number for number, name in enumerate(labels)}
@@ -471,9 +498,15 @@ def _raw(part: Any, what: str) -> np.ndarray:
     if array.dtype.kind != "O":
         return array
     kinds = {type(value) for value in array.ravel()}
-    if kinds <= {str}:
+    if all(issubclass(kind, str) for kind in kinds):
         return array.astype(str)
-    if kinds <= {bool, int, np.bool_, np.int64} or kinds <= {float, int}:
-        return array.astype(np.float64 if float in kinds else np.int64)
+    is_whole = [issubclass(kind, int | np.bool_ | np.integer) for kind in kinds]
+    if all(whole or issubclass(kind, float | np.floating) for kind, whole in zip(kinds, is_whole, strict=True)):
+        try:
+            return array.astype(np.int64 if all(is_whole) else np.float64)
+        except OverflowError:
+            raise DataError(
+                f"{what}: there is a target beyond 64-bit integers; number the classes from 0 on."
+            ) from None
     message = ", ".join(sorted(kind.__name__ for kind in kinds))
     raise DataError(f"{what}: targets are {message}; give class numbers, names or numbers, and none missing.")

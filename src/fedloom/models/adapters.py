@@ -123,7 +123,7 @@ def check(model: nn.Module, sample: Tensor) -> None:
     finally:
         model.train(training)
     tolerance = 1e-5 if cut.dtype == torch.float32 else 1e-9
-    if cut.shape == output.shape and torch.allclose(cut, output, rtol=tolerance, atol=tolerance):
+    if cut.shape == output.shape and torch.allclose(cut, output, rtol=tolerance, atol=tolerance, equal_nan=True):
         return
     if isinstance(model, Wrapped):
         raise ConfigError(
@@ -265,8 +265,9 @@ def timm(
     settings = {"pretrained": pretrained, "num_classes": classes if head else 0, "in_chans": colours, **sized}
     net = _make("timm", package.create_model, network, **settings)
     if weights:
-        last = str(getattr(cfg, "classifier", None) or "")
-        load_weights(net, Path(weights), f"network {network!r}", () if head or not last else (f"{last}.",))
+        layers = getattr(cfg, "classifier", None) or ()  # the name of one, or those of several
+        left_out = () if head else [f"{layer}." for layer in ([layers] if isinstance(layers, str) else layers)]
+        load_weights(net, Path(weights), f"network {network!r}", left_out)
     if head:
         place = next((name for name, layer in net.named_modules() if layer is net.get_classifier()), None)
         if place is None or not isinstance(net.get_classifier(), nn.Linear):

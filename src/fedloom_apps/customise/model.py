@@ -105,8 +105,8 @@ class ClassModels:
     >>> import fedloom as fl
     >>> federation = fl.data.federate("digits", "niid1", clients=5, target="skew")
     >>> result = fl.run("fedavg", federation, "mlp", rounds=3)
-    >>> found = ClassModels(result).target_head(federation.unlabelled.x)
-    >>> int(found.known.argmax()), found.check.holds
+    >>> target = ClassModels(result).target_head(federation.unlabelled.x)
+    >>> int(target.known.argmax()), target.check.holds
     (0, True)
 
     Args:

@@ -12,7 +12,7 @@ import numpy as np
 from fedloom.base.documentation import bibtex
 from fedloom.base.errors import DataError
 from fedloom.data.sources import Source, sources
-from fedloom.data.sources.arrays import by_class, image_arrays, read_images
+from fedloom.data.sources.arrays import as_array, by_class, class_labels, image_arrays, read_images
 from fedloom.data.sources.files import Files, read_npz, reads
 from fedloom_apps.readers.formats import read_pickle
 
@@ -105,19 +105,21 @@ def from_npz(path: Path, labels: str = "y_", names_key: str = "names") -> tuple[
         return arrays[f"x_{part}"], arrays[f"{labels}{part}"]
 
     about = read_npz(path, [f"{labels}train"], optional=[names_key])
-    names = about.get(names_key, np.arange(int(about[f"{labels}train"].max(initial=0)) + 1))
+    y = class_labels(about[f"{labels}train"], f"{path}: {labels}train")
+    names = as_array(about.get(names_key, range(max(y.tolist(), default=0) + 1)), f"{path}: {names_key}")
     return [str(name) for name in names], partial(read, "train"), partial(read, "test")
 
 
 def from_batches(paths: Sequence[Path], key: str) -> tuple[np.ndarray, np.ndarray]:
     """Images [N, 32, 32, 3] (a view of planes [N, 3, 32, 32]) and labels [N] of the official batches."""
     batches = [read_pickle(path, ["data", key]) for path in paths]
-    for path, batch in zip(paths, batches, strict=True):
+    labels = [class_labels(batch[key], f"{path}: {key}") for path, batch in zip(paths, batches, strict=True)]
+    for path, batch, y in zip(paths, batches, labels, strict=True):
         data = batch["data"]
-        if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape != (len(batch[key]), 3072):
+        if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape != (len(y), 3072):
             raise DataError(f"{path} does not hold one uint8 row of 3072 pixels for each label.")
     x = batches[0]["data"] if len(batches) == 1 else np.concatenate([batch["data"] for batch in batches])
-    y = np.concatenate([np.asarray(batch[key], dtype=np.int64) for batch in batches])
+    y = np.concatenate([y.numpy() for y in labels])
     return x.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), y
 
 

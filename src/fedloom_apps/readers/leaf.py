@@ -14,6 +14,7 @@ from fedloom.base.documentation import bibtex
 from fedloom.base.errors import DataError
 from fedloom.core.federation import Arrays
 from fedloom.data.sources import Source, natural_clients, sources
+from fedloom.data.sources.arrays import class_labels
 from fedloom.data.sources.files import Files, reads, with_progress
 from fedloom_apps.readers.mnist import CLASSES
 from fedloom_apps.readers.mnist import LICENCE as EMNIST_LICENCE
@@ -33,6 +34,7 @@ def read_leaf(folder: Path, title: str) -> Iterator[tuple[str, list[Any], list[A
     paths = sorted(path for path in folder.glob("*.json") if path.name[0] != ".")
     if not paths:
         raise DataError(f"{folder} holds no LEAF files (*.json).")
+    users_read: set[str] = set()
     for path in with_progress(paths, title, few=1):
         try:
             content = json.loads(path.read_bytes())
@@ -45,6 +47,9 @@ def read_leaf(folder: Path, title: str) -> Iterator[tuple[str, list[Any], list[A
         if not isinstance(users, list):
             raise DataError(f"{path} is not in LEAF's format: its users are not a list.")
         for user in map(str, users):
+            if user in users_read:
+                raise DataError(f"{path}: user {user!r} is listed twice in the files of {folder}; join the two.")
+            users_read.add(user)
             data = data_by_user.get(user)
             x, y = (data.get("x"), data.get("y")) if isinstance(data, dict) else (None, None)
             if not isinstance(x, list) or not isinstance(y, list):
@@ -79,16 +84,16 @@ def read_writers(folder: Path) -> tuple[Arrays, list[str]]:
     for user, x, y in read_leaf(folder, "FEMNIST"):
         if not x:
             continue
+        what = f"{folder}: labels of writer {user!r}"
         try:
             rows = np.array(x, dtype=np.float32)
-            labels.append(np.array(y, dtype=np.int64))
         except (TypeError, ValueError) as error:
             raise DataError(f"{folder}: writer {user!r} has an image that is not 784 numbers ({error}).") from error
         if rows.ndim != 2 or rows.shape[1] != 784:
             raise DataError(f"{folder}: writer {user!r} has images of {rows[0].size} numbers, not 784.")
         images.append(rows.reshape(-1, 1, 28, 28))
+        labels.append(class_labels(y, what))
         writers += [user] * len(rows)
     if not images:
         raise DataError(f"{folder} holds no images.")
-    x, y = torch.from_numpy(np.concatenate(images)), torch.from_numpy(np.concatenate(labels))
-    return Arrays(x, y, 62, CLASSES["byclass"]), writers
+    return Arrays(torch.from_numpy(np.concatenate(images)), torch.cat(labels), 62, CLASSES["byclass"]), writers

@@ -117,7 +117,7 @@ def read_speeches(path: Path) -> dict[str, list[str]]:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
         records = [json.loads(line) for line in lines if line]
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is truncated or does not hold one JSON object per line ({error}).") from error
     for line, speech in enumerate(records, 1):
         if not isinstance(speech, dict) or any(not isinstance(speech.get(k), str) for k in ("play", "role", "text")):
@@ -129,8 +129,8 @@ def read_speeches(path: Path) -> dict[str, list[str]]:
 def samples(speeches: Sequence[str]) -> tuple[RoleSamples, np.ndarray]:
     r"""All samples of a role's speeches, and the number of samples of each speech.
 
-    >>> found, sizes = samples(["Who's\nthere?", "Nay."])
-    >>> "".join(ALPHABET[found.code[start + 80]] for start in found.starts), sizes.tolist()
+    >>> role, sizes = samples(["Who's\nthere?", "Nay."])
+    >>> "".join(ALPHABET[role.code[start + 80]] for start in role.starts), sizes.tolist()
     ("Who's there?\nNay.\n", [13, 5])
     """
     lines = [encode(re.sub("  +", " ", speech.replace("\n", " ")) + "\n") for speech in speeches]

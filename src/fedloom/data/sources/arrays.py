@@ -109,10 +109,23 @@ def image_arrays(
     mean: Sequence[float],
     std: Sequence[float],
 ) -> Arrays:
-    """Labelled images of one split; ``names`` are the classes."""
+    """Labelled images of one split; ``names`` are the classes.
+
+    Raises:
+        DataError: if images are not bytes with as many channels as ``mean``, or labels are not one class number each.
+    """
     mean, std = (tuple(mean), tuple(std)) if normalise else ((), ())
-    y = torch.from_numpy(np.asarray(labels, dtype=np.int64))
-    return Arrays(as_stored(raw, mean, std), y, len(names), tuple(names), mean, std)
+    if mean and _planes(raw).shape[3] != len(mean):
+        raise DataError(f"images must have {len(mean)} channels, the last axis, but their shape is {list(raw.shape)}.")
+    return Arrays(as_stored(raw, mean, std), class_labels(labels, "labels"), len(names), tuple(names), mean, std)
+
+
+def class_labels(labels: Any, what: str) -> Tensor:
+    """Class numbers of samples, int64 [N], given as [N] or [N, 1]; a ``DataError`` for anything else."""
+    y = targets(labels, what)
+    if y.is_floating_point() or y.ndim != 1:
+        raise DataError(f"{what} must be one whole number for each sample, not {y.dtype} of shape {list(y.shape)}.")
+    return y
 
 
 def folders_in(folder: Path) -> list[str]:
@@ -325,7 +338,7 @@ def npz(
         **splits,
         classes=classes,
         clients=arrays.get("client_train"),
-        names=[str(name) for name in np.ravel(arrays.get("names", ()))],
+        names=[str(name) for name in as_array(arrays.get("names", ()), f"{path}: names").ravel()],
         name=Path(path).stem,
         settings={"path": str(path), **({"shape": list(shape)} if shape else {})},
     )
@@ -345,7 +358,7 @@ def shaped(x: np.ndarray, shape: Sequence[int], what: str) -> np.ndarray:
             f"{what}: data.shape={list(shape)} is {int(np.prod(shape))} numbers, but a sample has "
             f"{int(np.prod(x.shape[1:]))}; give a shape of as many."
         )
-    return x.reshape(len(x), *shape)
+    return x.reshape(*x.shape[:1], *shape)
 
 
 def names_clients(path: Path) -> bool:
@@ -414,7 +427,7 @@ def from_tensors(
     numbered = classes is None and not names and y.ndim == 1 and y.numel() > 0 and not y.is_floating_point()
     if classes is None:
         labels = () if y.is_floating_point() or not y.numel() else (y, *(v for _, v in splits.values()))
-        largest = max((int(v.max()) for v in labels if v.numel()), default=-1)
+        largest = max((int(v.max()) for v in labels if v.numel() and not v.is_floating_point()), default=-1)
         classes = len(names) or largest + 1 or 1
     if not 1 <= classes <= CLASSES:
         raise DataError(
@@ -424,15 +437,18 @@ def from_tensors(
     if numbered:
         _warn_of_gaps(y, classes, name)
     warn_of_pixels(x, name)
-    for ids in (clients, clients_test, clients_validation):
-        if ids is not None and np.asarray(ids).dtype.kind == "f" and np.isnan(np.asarray(ids)).any():
-            raise DataError(f"{name}: some samples have NaN for their client; give each a number or a name.")
+    owners = [
+        None if ids is None else as_array(ids, f"{name}: clients")
+        for ids in (clients, clients_test, clients_validation)
+    ]
+    if any(ids is not None and ids.dtype.kind == "f" and np.isnan(ids).any() for ids in owners):
+        raise DataError(f"{name}: some samples have NaN for their client; give each a number or a name.")
     train, test = (Arrays(*pair, classes, tuple(names)) for pair in ((x, y), splits.get("test", (x[:0], y[:0]))))
     validation = Arrays(*splits["validation"], classes, tuple(names)) if "validation" in splits else None
     for split, (_, v) in splits.items():
         if not (y.is_floating_point() or v.is_floating_point()) and y.ndim == v.ndim == 1:
             _check_classes(y, v, names, name, split)
-    groups = {} if clients is None else natural_clients(clients, clients_test, validation=clients_validation)
+    groups = {} if owners[0] is None else natural_clients(owners[0], owners[1], validation=owners[2])
     return Source(name, train, test, licence, citation, **groups, settings=settings or {}, validation=validation)
 
 
@@ -498,7 +514,7 @@ def refuse_whole_images(x: Tensor, what: str) -> None:
 
 
 def as_array(value: Any, what: str) -> np.ndarray:
-    """A value of someone's as one array; ``what`` names it in errors.
+    """A value of someone's as one array, bytes as the texts that they encode; ``what`` names it in errors.
 
     >>> as_array([[1.0, 2.0], [3.0]], "x")
     Traceback (most recent call last):
@@ -510,7 +526,10 @@ def as_array(value: Any, what: str) -> np.ndarray:
         raise DataError(f"{what} has {lost} masked values; fill them in, or drop the samples that lack them.")
     try:
         if not isinstance(value, Mapping):
-            return np.asarray(value)
+            array = np.asarray(value)
+            return np.char.decode(array, "utf-8") if array.dtype.kind == "S" else array
+    except UnicodeDecodeError:
+        raise DataError(f"{what} holds bytes that are not text in UTF-8; decode them to texts.") from None
     except ValueError:  # of different shapes
         pass
     raise DataError(
@@ -545,9 +564,7 @@ def numbers(array: Tensor | np.ndarray, what: str) -> Tensor:
         array = as_array(array, what)
         kind, dtype = array.dtype.kind, str(array.dtype)
     if kind not in "buif":
-        kind_in_words = {"U": "text", "S": "text", "O": "Python objects", "c": "complex numbers"}.get(
-            kind, "no plain numbers"
-        )
+        kind_in_words = {"U": "text", "O": "Python objects", "c": "complex numbers"}.get(kind, "no plain numbers")
         raise DataError(f"{what} holds {kind_in_words} ({dtype}), but only numbers and truth values will do.")
     if array.ndim == 0:
         raise DataError(f"{what} is a single number, but it must have a row for each sample.")
@@ -586,8 +603,12 @@ def folder(path: str | Path, size: Count = 64, crop: bool = True, by_client: boo
     home = Path(path).expanduser().resolve()
     if not home.is_dir():
         raise DataError(f"there is no folder {home}.")
-    parts = {split: home / name for name, split in PARTS.items() if (home / name).is_dir()}
+    folder_names = [name for name in PARTS if (home / name).is_dir()]
+    parts = {PARTS[name]: home / name for name in folder_names}
     pools = parts if "train" in parts else {"train": home}
+    if pools is parts and len(parts) < len(folder_names):
+        several = ", ".join(name for name in folder_names if PARTS[name] == "validation")
+        raise DataError(f"{home} has several folders for validation, {several}; join them, or move all but one away.")
     listings = {split: listed(pool, by_client) for split, pool in pools.items()}
     names = sorted(set(listings["train"].classes))
     splits: dict[str, Arrays] = {}
@@ -614,7 +635,7 @@ class Listed(NamedTuple):
 def listed(pool: Path, by_client: bool) -> Listed:
     """The images of a folder, in order of names, client by client."""
     outer = folders_in(pool)
-    if not by_client and any(entry.is_dir() for name in outer for entry in [*os.scandir(pool / name)]):
+    if not by_client and any(folders_in(pool / name) for name in outer):
         raise DataError(f"{pool}: its folders contain folders; if the outer ones are clients, set data.by_client=true.")
     listing = Listed([], [], [])
     for client in outer if by_client else ("",):

@@ -17,7 +17,7 @@ from typing import Annotated, Any, BinaryIO, Literal
 import numpy as np
 import torch
 
-from fedloom.base.errors import ConfigError, DataError, first_line, import_extra
+from fedloom.base.errors import ConfigError, DataError, first_line, import_extra, user_stacklevel
 from fedloom.base.files import check_memory, check_parquet, readable_path
 from fedloom.base.ranges import Count, Range
 from fedloom.data.columns import check_cells, clients_of, complete, present
@@ -75,8 +75,8 @@ def table(
     from fedloom.data.sources.arrays import shaped
     from fedloom.data.user import as_source  # this package is imported by it
 
-    if twice := [column for column in (*label, client) if column in features]:
-        raise DataError(f"data.features names the column of labels or clients, {twice[0]!r}.")
+    if time is not None and time in (*label, client):
+        raise DataError(f"data.time names the column of labels or clients, {time!r}; choose another.")
     place = Path(path).expanduser()
     (frame, owner), name = read_frames(place, client), place.stem
     if time is not None:
@@ -184,7 +184,7 @@ def read_frame(path: Path, texts: Collection[str] = ()) -> Any:
 def tables_in(folder: Path) -> dict[str, Path]:
     """The tables in a folder, by their names without the ending."""
     tables: dict[str, Path] = {}
-    for path in sorted(folder.glob("*")):
+    for path in sorted(folder.glob("[!.]*")):
         if path.name.lower().endswith((*CSV, ".parquet")):
             name = re.sub(r"(\.csv(\.\w+)?|\.parquet)$", "", path.name, flags=re.IGNORECASE)
             if path != (first := tables.setdefault(name, path)):
@@ -213,6 +213,9 @@ def read_frames(place: Path, client: str | None) -> tuple[Any, str | None]:
         if FILE in columns:
             raise DataError(f"the tables in {place} have a column {FILE!r}: name it, data.client={FILE}, or rename it.")
         frames = {name: frame.assign(**{FILE: name}) for name, frame in frames.items()}
+    if empty := [name for name, frame in frames.items() if not len(frame)]:
+        warnings.warn(f"of the tables in {place}, {', '.join(empty)} have no rows.", stacklevel=user_stacklevel())
+        frames = {name: frame for name, frame in frames.items() if len(frame)} or frames  # whose types are unknown
     return pd.concat(frames.values(), ignore_index=True), client or FILE
 
 
@@ -380,10 +383,10 @@ def text(
             lines.setdefault(owner, []).append(source + "\n")
         numbers = (np.fromiter(chain(*tokens(texts, tokenizer)), np.int64) for texts in lines.values())
         pairs = [windows(sequence, length) for sequence in numbers]
+        if not any(len(x) for x, _ in pairs):
+            raise DataError(f"{name} has no client with more than {length} tokens; choose a smaller data.length.")
         inputs, targets = (np.concatenate(side) for side in zip(*pairs, strict=True))
         owners = None if owners is None else np.repeat(list(lines), [len(x) for x, _ in pairs])
-        if not len(inputs):
-            raise DataError(f"{name} has no client with more than {length} tokens; choose a smaller data.length.")
     else:
         inputs = padded(tokens(read, tokenizer, words, length), tokenizer, length)
         targets = frame[label]
