@@ -310,6 +310,11 @@ def test_a_file_of_another_kind_is_refused_with_what_to_do(tmp_path: Path, monke
     Path("visits.tsv").write_text("a\till\n1\t0\n")
     with pytest.raises(ConfigError, match=r"'visits\.tsv' is a file of a kind that no data source reads; write it as"):
         sources["visits.tsv"]
+    for name in ("packed/visits.csv.gz", "packed"):
+        Path("packed").mkdir(exist_ok=True)
+        Path("packed/visits.csv.gz").touch()
+        with pytest.raises(ConfigError, match=f"'{name}' is a (file|folder), .*; to read it, write table:{name}"):
+            sources[name]
     with pytest.raises(DataError, match=r"visits\.tsv ends in neither \.csv nor \.parquet; write the table in one"):
         sources.make("table", path="visits.tsv")
 

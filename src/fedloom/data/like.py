@@ -18,12 +18,12 @@ from fedloom.base.errors import DataError, in_one_line, nearest
 from fedloom.core.federation import Arrays
 from fedloom.data.augment import Scale
 from fedloom.data.columns import complete, is_frame
+from fedloom.data.sources import reader_of
 from fedloom.data.sources.arrays import inputs, numbers, refuse_whole_images, rescaled, to_images
 from fedloom.data.sources.files import one_name_each, read_npy, read_npz
-from fedloom.data.sources.table import CSV, read_frame
+from fedloom.data.sources.table import read_frame
 from fedloom.data.texts import padded, texts_of, tokens
 
-TABLES = (*CSV, ".parquet")
 PIXELS = 100  # samples of a run's images that say whether their pixels go beyond 1
 
 
@@ -33,7 +33,7 @@ def read_like(path: Path, table: Mapping[str, Any], names: Sequence[str] = ()) -
     Raises:
         DataError: if it cannot be read or has no ``x``.
     """
-    if path.name.lower().endswith(TABLES):
+    if reader_of(path.name) == "table":
         return {"x": read_frame(path, texts_in(table, names))}
     return {"x": read_npy(path)} if path.suffix.lower() == ".npy" else read_npz(path, ["x"], ["y"])
 

@@ -75,8 +75,18 @@ class Source:
         return {"name": self.name, **self.settings, "licence": self.licence, "citation": self.citation}
 
 
-READERS = {".npz": "npz", ".csv": "table", ".parquet": "table"}
-"""The sources that read user files, by file extension."""
+CSV = (".csv", *(f".csv.{packed}" for packed in ("gz", "bz2", "xz", "zip", "zst")))
+READERS = {".npz": "npz", ".parquet": "table", **dict.fromkeys(CSV, "table")}
+"""The sources that read user files, by the end of a file's name."""
+
+
+def reader_of(name: str) -> str:
+    """The source that reads a file of this name, or "".
+
+    >>> reader_of("visits.CSV.gz"), reader_of("visits.tsv")
+    ('table', '')
+    """
+    return next((reader for ending, reader in READERS.items() if name.lower().endswith(ending)), "")
 
 
 class Sources(Registry[Source]):
@@ -97,16 +107,15 @@ class Sources(Registry[Source]):
             kind, colon, path = name.partition(":")
             if colon and kind in (*READERS.values(), "folder"):
                 raise ConfigError(f"{name!r} has a path in its name; write {{name: {kind}, path: {path}}}.")
-            if reader := READERS.get(Path(name).suffix.lower()):
+            if reader := reader_of(name):
                 raise ConfigError(f"{name!r} is a file, not a data source; to read it, write {reader}:{name}.")
             if os.path.isdir(name):
-                endings = {path.suffix.lower() for path in Path(name).glob("*")}
                 reader = "npz" if (Path(name) / "x_train.npy").is_file() else "folder"
-                reader = "table" if endings & {".csv", ".parquet"} else reader
+                reader = "table" if any(reader_of(path.name) == "table" for path in Path(name).glob("*")) else reader
                 raise ConfigError(f"{name!r} is a folder, not a data source; to read it, write {reader}:{name}.")
             if os.path.isfile(name):
                 raise ConfigError(
-                    f"{name!r} is a file of a kind that no data source reads; write it as {', '.join(READERS)}, or "
+                    f"{name!r} is a file of a kind that no data source reads; write it as .npz, .csv or .parquet, or "
                     "register a source of your own, which reads it."
                 )
         return super().__getitem__(name)

@@ -21,11 +21,10 @@ from fedloom.base.errors import ConfigError, DataError, first_line, import_extra
 from fedloom.base.files import check_memory, check_parquet, readable_path
 from fedloom.base.ranges import Count, Range
 from fedloom.data.columns import check_cells, clients_of, complete, present
-from fedloom.data.sources import Source, sources
+from fedloom.data.sources import CSV, Source, reader_of, sources
 from fedloom.data.sources.files import one_name_each, reading
 from fedloom.data.texts import padded, texts_of, tokens, vocabulary
 
-CSV = (".csv", *(f".csv.{packed}" for packed in ("gz", "bz2", "xz", "zip", "zst")))
 SEPARATORS = {";": "semicolons", "\t": "tabs"}
 FILE = "client"  # the column of the names of a folder's files
 COLUMNS = 100_000
@@ -172,7 +171,7 @@ def read_frame(path: Path, texts: Collection[str] = ()) -> Any:
         path: the file.
         texts: columns of a CSV file that hold texts, even if all of them look like numbers.
     """
-    if path.is_file() and not path.name.lower().endswith((*CSV, ".parquet")):
+    if path.is_file() and reader_of(path.name) != "table":
         raise DataError(f"{path} ends in neither .csv nor .parquet; write the table in one of these forms.")
     with reading(path, "cannot be read as a table"):
         try:
@@ -185,7 +184,7 @@ def tables_in(folder: Path) -> dict[str, Path]:
     """The tables in a folder, by their names without the ending."""
     tables: dict[str, Path] = {}
     for path in sorted(folder.glob("[!.]*")):
-        if path.name.lower().endswith((*CSV, ".parquet")):
+        if reader_of(path.name) == "table":
             name = re.sub(r"(\.csv(\.\w+)?|\.parquet)$", "", path.name, flags=re.IGNORECASE)
             if path != (first := tables.setdefault(name, path)):
                 raise DataError(
