@@ -281,7 +281,7 @@ def test_a_client_that_kills_its_worker_is_found_in_its_block(monkeypatch: pytes
 PAIRS = ("superfed_mm", "superfed_lm", "ditto", "apfl", "apfl, learnt", "pfedme")
 
 
-def paired(name: str) -> Method:
+def paired_method(name: str) -> Method:
     settings = {"apfl, learnt": {"learn": True}, "pfedme": {"lam": 3.0}}.get(name, {})
     return make(name.partition(",")[0], **settings)
 
@@ -295,11 +295,11 @@ def test_pairs_of_models_are_stepped_in_one_pass(
     """With the first layer's weights, and with their coordinates only."""
     local = Local(epochs=2, batch_size=4, lr=0.1, weight_decay=0.05, momentum=momentum)
     conditions = settings("plain") | {"local": local}
-    reference = go(paired(name), **conditions)
+    reference = go(paired_method(name), **conditions)
     monkeypatch.setattr("fedloom.compute.cohort.coordinates.GAIN", gain)
     monkeypatch.setattr("fedloom.compute.plain.has_separate_rounds", lambda plan: False)
     monkeypatch.setattr(_Block, "lockstep", None)
-    assert_same_run(reference, go(paired(name), compute="batched", **conditions), TOLERANCE)
+    assert_same_run(reference, go(paired_method(name), compute="batched", **conditions), TOLERANCE)
 
 
 @pytest.mark.parametrize("samples", [4, 9])
@@ -309,11 +309,11 @@ def test_first_layers_of_pairs_have_coordinates_on_one_or_more_batches(
 ) -> None:
     """Clients of different sizes leave the block at different steps, in the middle of a window or at its end."""
     conditions = settings("plain") | {"local": Local(epochs=2, batch_size=4, lr=0.1, weight_decay=0.05)}
-    reference = go(paired(name), **conditions)
+    reference = go(paired_method(name), **conditions)
     monkeypatch.setattr("fedloom.compute.paired.coordinates", lambda *args: samples)
     monkeypatch.setattr(_Block, "lockstep", None)
     monkeypatch.setattr("fedloom.compute.plain.has_separate_rounds", lambda plan: False)
-    assert_same_run(reference, go(paired(name), compute="batched", **conditions), TOLERANCE)
+    assert_same_run(reference, go(paired_method(name), compute="batched", **conditions), TOLERANCE)
 
 
 def test_the_first_layer_has_coordinates_on_few_samples_or_on_batches_with_several_gradients() -> None:
@@ -323,7 +323,7 @@ def test_the_first_layer_has_coordinates_on_few_samples_or_on_batches_with_sever
         return coordinates(model, Layout.of(model), samples, batch, passes)
 
     assert (count(96, 10, 1), count(480, 10, 1), count(480, 10, 5), count(480, 480, 5)) == (96, 0, 10, 0)
-    assert Batched(_plan(paired("pfedme"))).samples == 0  # wide batches of few features
+    assert Batched(_plan(paired_method("pfedme"))).samples == 0  # wide batches of few features
     convolution = models.make("two_cnn", classes=10, inputs=(1, 28, 28))
     assert coordinates(convolution, Layout.of(convolution), 20, 10, 5) == 0
 
@@ -374,11 +374,11 @@ def test_a_first_layer_without_a_bias_has_coordinates_too(name: str, monkeypatch
         return fixed(nn.Sequential(*layers), 3)
 
     conditions = {"federation": classes((1, 1, 1)), "model": model, "local": Local(epochs=2, lr=0.1)}
-    reference = go(paired(name), **conditions)
+    reference = go(paired_method(name), **conditions)
     monkeypatch.setattr("fedloom.compute.cohort.coordinates.GAIN", 1)
-    assert Batched(_plan(paired(name), **conditions)).pairs.first is not None
+    assert Batched(_plan(paired_method(name), **conditions)).pairs.first is not None
     monkeypatch.setattr(_Block, "lockstep", None)
-    assert_same_run(reference, go(paired(name), compute="batched", **conditions), TOLERANCE)
+    assert_same_run(reference, go(paired_method(name), compute="batched", **conditions), TOLERANCE)
 
 
 @pytest.mark.parametrize("largest", [0, 150_000])

@@ -63,11 +63,13 @@ def check(results: dict[str, Any]) -> None:
 
 def check_waits(waits: list[list[Any]]) -> None:
     """A batched round of FedAvg: the host asks for each block's losses, and whether numbers are finite."""
-    during = [(lines, count) for *lines, count in waits if any(line.startswith("rounds/round.py") for line in lines)]
-    assert during, "no round was run"
-    assert not [lines for lines, _ in during if any(line.startswith("cohort/") for line in lines)]
+    round_waits = [
+        (lines, count) for *lines, count in waits if any(line.startswith("rounds/round.py") for line in lines)
+    ]
+    assert round_waits, "no round was run"
+    assert not [lines for lines, _ in round_waits if any(line.startswith("cohort/") for line in lines)]
     blocks, rounds = 1, 2
-    assert sum(count for _, count in during) <= rounds * (2 * blocks + 1)
+    assert sum(count for _, count in round_waits) <= rounds * (2 * blocks + 1)
 
 
 def test_methods_with_tensors_of_their_own_keep_to_their_device_and_the_host_waits_for_no_step() -> None:
@@ -98,8 +100,8 @@ def network() -> nn.Module:
 @pytest.mark.parametrize("compute", COMPUTES)
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "feddyn", "fedper", "ditto", "per_fedavg", "q_ffl", "fedadam"])
 def test_a_gpu_gives_the_cpus_run(name: str, compute: str) -> None:
-    everything = Evaluation(what=("global", "clients", "average", "train"))
-    settings: dict[str, Any] = {"compute": compute, "evaluation": everything, "cohort": 5}
+    evaluation = Evaluation(what=("global", "clients", "average", "train"))
+    settings: dict[str, Any] = {"compute": compute, "evaluation": evaluation, "cohort": 5}
     on_gpu = go(name, device="cuda", **settings)
     assert on_gpu.snapshot.server.theta.is_cuda
     on_cpu = go(name, **settings)

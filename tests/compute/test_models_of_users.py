@@ -53,9 +53,9 @@ def weight_norm() -> nn.Module:
     return torch.nn.utils.weight_norm(linear())
 
 
-def holding(thing: Any) -> nn.Module:
+def model_with(value: Any) -> nn.Module:
     model = linear()
-    model.thing = thing
+    model.thing = value
     return model
 
 
@@ -68,7 +68,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "script inside": (Inside, "layer 'layer' of the model is compiled by torch.jit; "),
     "complex": (lambda: linear(dtype=torch.cfloat), "the model's 'weight' holds complex numbers; keep their real and "),
     "computed weight": (weight_norm, "the model cannot be copied: Only Tensors created explicitly by the user "),
-    "lock": (lambda: holding(threading.Lock()), "the model cannot be copied: cannot pickle '_thread.lock' object; "),
+    "lock": (lambda: model_with(threading.Lock()), "the model cannot be copied: cannot pickle '_thread.lock' object; "),
     "meta": (lambda: linear(device="meta"), "the model's 'weight' is on the meta device, without values; "),
 }
 

@@ -41,7 +41,7 @@ class Steps(PrivateHead):
         return (view,) if isinstance(view, View) else view
 
 
-def same(data: str = "vectors", sizes: tuple[int, ...] = SIZES, **local: Any) -> dict[str, Any]:
+def conditions(data: str = "vectors", sizes: tuple[int, ...] = SIZES, **local: Any) -> dict[str, Any]:
     inputs: dict[str, Any] = {"federation": classes(sizes)}
     if data == "images":
         inputs = {"federation": classes(sizes, shape=IMAGE), "model": images("group")}
@@ -54,7 +54,7 @@ def method(personal: Alternating | Steps) -> Method:
 
 
 @pytest.fixture
-def phased(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+def forbid_lockstep(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Call it to make anything but rounds in phases fail."""
     return lambda: monkeypatch.setattr(_Block, "lockstep", None)
 
@@ -63,19 +63,19 @@ def phased(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 @pytest.mark.parametrize("data", ["vectors", "images"])
 @pytest.mark.parametrize("fraction", [0.0, 0.5, 0.9, 1.0])
 def test_heads_and_bodies_descend_in_turn(
-    fraction: float, data: str, momentum: float, phased: Callable[[], None]
+    fraction: float, data: str, momentum: float, forbid_lockstep: Callable[[], None]
 ) -> None:
     """Clients of different sizes change from head to body at different steps."""
-    settings, fedrep = same(data, momentum=momentum), method(Alternating(fraction))
+    settings, fedrep = conditions(data, momentum=momentum), method(Alternating(fraction))
     reference = go(fedrep, **settings)
-    phased()
+    forbid_lockstep()
     assert_same_run(reference, go(fedrep, compute="batched", **settings), TOLERANCE)
 
 
 @pytest.mark.parametrize("order", [(HEAD, BODY, HEAD), (BOTH, HEAD, BODY), (BODY, BOTH)])
 def test_any_order_of_phases_will_do_without_momentum(order: tuple[View, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    settings, usual = same(sizes=(12, 12, 12), epochs=1), method(Steps(order=order))
-    heavy = same(sizes=(12, 12, 12), epochs=1, momentum=0.8)
+    settings, usual = conditions(sizes=(12, 12, 12), epochs=1), method(Steps(order=order))
+    heavy = conditions(sizes=(12, 12, 12), epochs=1, momentum=0.8)
     reference = go(usual, **settings)
     with monkeypatch.context() as only:
         only.setattr(_Block, "lockstep", None)
@@ -90,18 +90,18 @@ def test_any_order_of_phases_will_do_without_momentum(order: tuple[View, ...], m
     ids=["a step of neither", "two views", "half a step", "a step without data"],
 )
 def test_other_views_run_in_lockstep(order: tuple[Any, ...]) -> None:
-    settings, unusual = same(), method(Steps(order=order))
+    settings, unusual = conditions(), method(Steps(order=order))
     assert_same_run(go(unusual, **settings), go(unusual, compute="batched", **settings), TOLERANCE)
 
 
 def test_clients_with_other_phases_run_in_lockstep() -> None:
     """A client with a single step trains both halves in it; others train one after the other."""
-    settings = same(sizes=(4, 12, 12), epochs=1)
+    settings = conditions(sizes=(4, 12, 12), epochs=1)
     assert_same_run(go("fedrep", **settings), go("fedrep", compute="batched", **settings), TOLERANCE)
 
 
 def test_a_client_that_diverges_in_a_phase_is_named() -> None:
-    settings = same(sizes=(8, 8, 8))
+    settings = conditions(sizes=(8, 8, 8))
     data = settings["federation"]
     data.train.arrays.x[data.train.index[1][0]] = float("inf")
     reference, result = go("fedrep", **settings), go("fedrep", compute="batched", **settings)

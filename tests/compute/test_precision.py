@@ -33,7 +33,7 @@ has_bf16 = pytest.mark.skipif(reason_against_bf16("cpu") is not None, reason="no
 BF16 = Local(epochs=2, batch_size=4, lr=0.1, precision="bf16")
 
 
-def rounded(x: Tensor) -> Tensor:
+def to_bf16(x: Tensor) -> Tensor:
     """The nearest bfloat16, in double precision."""
     return x.bfloat16().double()
 
@@ -46,13 +46,13 @@ def test_a_linear_layer_multiplies_rounded_factors_and_moves_unrounded_weights()
     weight, bias = (net.parameters[name].value.clone() for name in ("weight", "bias"))
     x, delta = torch.randn(2, 5, 30), torch.randn(2, 5, 7)
     (y,) = net.forward(x)
-    exact = rounded(x) @ rounded(weight).mT + rounded(bias)[:, None]
+    exact = to_bf16(x) @ to_bf16(weight).mT + to_bf16(bias)[:, None]
     assert y.dtype == torch.float32
     torch.testing.assert_close(y.double(), exact, rtol=UNIT, atol=UNIT)
     net.descend(StepRule(0.1))
     net.forward(x)
     net.backward(delta)
-    expected = weight.double() - 0.1 * rounded(delta).mT @ rounded(x)
+    expected = weight.double() - 0.1 * to_bf16(delta).mT @ to_bf16(x)
     torch.testing.assert_close(net.parameters["weight"].value.double(), expected, rtol=0, atol=1e-5)
     torch.testing.assert_close(net.parameters["bias"].value, bias - 0.1 * delta.sum(1), rtol=0, atol=1e-6)
 
@@ -102,7 +102,7 @@ def test_gradients_are_those_of_full_precision_up_to_rounding(
     assert 1e-5 < error < bound
 
 
-def same(**changes: Any) -> dict[str, Any]:
+def conditions(**changes: Any) -> dict[str, Any]:
     data = classes((6, 9, 11, 5), shape=IMAGE)
     return {"federation": data, "model": images("group"), "local": BF16, "dtype": "float32", "rounds": 2} | changes
 
@@ -111,15 +111,15 @@ def same(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "ditto", "per_fedavg"])
 def test_both_computes_round_and_agree_up_to_rounding(method: str) -> None:
     full, live, batched = (
-        theta(go(method, **same(**changes)))
+        theta(go(method, **conditions(**changes)))
         for changes in (
             {"local": Local(epochs=2, batch_size=4, lr=0.1)}, {"compute": "live"}, {"compute": "batched"}
         )
     )  # fmt: skip
     start = images("group")()
-    way = torch.tensor(full - Layout.of(start).read(start)[0].numpy()).norm()
+    distance = torch.tensor(full - Layout.of(start).read(start)[0].numpy()).norm()
     for vector in (live, batched):
-        error = torch.tensor(vector - full).norm() / way
+        error = torch.tensor(vector - full).norm() / distance
         assert 1e-5 < error < 0.1
 
 
@@ -127,13 +127,15 @@ def test_both_computes_round_and_agree_up_to_rounding(method: str) -> None:
 @pytest.mark.parametrize("compute", ["live", "batched"])
 def test_engines_give_the_same_bits(compute: str) -> None:
     for method in ("fedavg", "superfed_mm"):
-        serial = go(method, **same(compute=compute))
-        assert_same_run(serial, go(method, **same(compute=compute, engine="processes", engine_settings={"workers": 2})))
+        serial = go(method, **conditions(compute=compute))
+        assert_same_run(
+            serial, go(method, **conditions(compute=compute, engine="processes", engine_settings={"workers": 2}))
+        )
 
 
 @has_bf16
 def test_it_is_part_of_the_identity_and_full_precision_is_not() -> None:
-    identities = [FederatedTask(experiment(**same(local=local))).identity()["local"] for local in (BF16, Local())]
+    identities = [FederatedTask(experiment(**conditions(local=local))).identity()["local"] for local in (BF16, Local())]
     assert identities[0]["precision"] == "bf16"
     assert "precision" not in identities[1]
 
@@ -147,7 +149,7 @@ def test_impossible_precisions_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
         experiment("fedcgan", local=BF16, dtype="float32")
     monkeypatch.setattr("fedloom.experiment.setup.reason_against_bf16", lambda device: "it cannot")
     with pytest.raises(ConfigError, match=r"local\.precision=bf16: it cannot"):
-        go(**same())
+        go(**conditions())
 
 
 def test_online_learning_keeps_the_precision_of_its_dtype() -> None:

@@ -75,9 +75,9 @@ def test_live_and_batched_agree(name: str, local: str) -> None:
 
 @pytest.mark.parametrize("name", ["feddyn", "fedprox"])
 def test_an_exit_that_the_method_does_not_train_is_such_a_layer(name: str) -> None:
-    same = settings(name, "decay and clip", two_ends)
-    live = run(experiment(**same | {"compute": "live", "compute_settings": {}}))
-    assert_same_run(live, run(experiment(**same)), TOLERANCE)
+    conditions = settings(name, "decay and clip", two_ends)
+    live = run(experiment(**conditions | {"compute": "live", "compute_settings": {}}))
+    assert_same_run(live, run(experiment(**conditions)), TOLERANCE)
 
 
 @pytest.mark.parametrize(("name", "local"), kinds(CASES, CASES[:2]))

@@ -144,7 +144,7 @@ def test_the_stored_images_are_never_written_to() -> None:
 # What clients call their classes.
 
 
-def relabelled(seed: int = 0) -> tuple[Federation, Federation]:
+def relabelled_federations(seed: int = 0) -> tuple[Federation, Federation]:
     """Clients with names of their own for the classes, and the same with these names written into the labels."""
     plain = classes(seed=seed)
     names = torch.from_numpy(np.random.default_rng(seed).permuted(np.tile(np.arange(3), (len(SIZES), 1)), axis=1))
@@ -173,7 +173,7 @@ def in_order(federation: Federation) -> Federation:
 @pytest.mark.parametrize("engine", ["serial", *ENGINES])
 @pytest.mark.parametrize("method", ["feddyn", "fedper"])
 def test_a_relabelling_is_as_if_labels_were_rewritten(method: str, engine: str) -> None:
-    with_relabel, with_own_labels = relabelled()
+    with_relabel, with_own_labels = relabelled_federations()
     with_relabel = in_order(with_relabel)
     assert with_relabel.train.arrays.y.tolist() != with_own_labels.train.arrays.y.tolist()
     evaluation = EVERYTHING if method == "feddyn" else Evaluation(what=("clients",))
@@ -190,7 +190,7 @@ def test_a_relabelling_is_as_if_labels_were_rewritten(method: str, engine: str) 
 @pytest.mark.parametrize("engine", ["serial", *ENGINES])
 def test_losses_of_the_received_model_use_the_clients_names(engine: str) -> None:
     losses = []
-    for federation in relabelled():
+    for federation in relabelled_federations():
         plan = ClientPlan.of(tanh_net().double(), methods.make("fedavg"), federation.train, LOCAL)
         result = run(experiment("fedavg", federation=federation, rounds=1))
         down = result.snapshot.server.broadcast(plan)
@@ -204,7 +204,7 @@ def test_losses_of_the_received_model_use_the_clients_names(engine: str) -> None
 
 
 def test_pooled_training_keeps_the_names() -> None:
-    with_relabel, with_own_labels = relabelled()
+    with_relabel, with_own_labels = relabelled_federations()
     results = [
         run(experiment("centralised", federation=f, evaluation=EVERYTHING))
         for f in (in_order(with_relabel), with_own_labels)

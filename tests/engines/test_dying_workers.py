@@ -158,12 +158,12 @@ def test_without_shared_memory_everything_goes_through_pipes(monkeypatch: pytest
     settings = {"federation": classes(sizes=(3,) * 12), "rounds": 2}
     expected, granted = go("scaffold", **settings), mmap.mmap
 
-    def limited(handle: int, size: int, *flags: int) -> mmap.mmap:
+    def limited_mmap(handle: int, size: int, *flags: int) -> mmap.mmap:
         if size > mmap.PAGESIZE:
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
         return granted(handle, size, *flags)
 
-    monkeypatch.setattr(mmap, "mmap", limited)
+    monkeypatch.setattr(mmap, "mmap", limited_mmap)
     assert_same_run(expected, go("scaffold", engine="processes", engine_settings={"workers": 2}, **settings))
 
 
@@ -310,17 +310,17 @@ def test_workers_that_are_started_afresh_have_the_bits_of_forked_ones_and_end_wi
 
     def parent() -> None:
         engine = Processes(plan, Live, workers=1, start="spawn")
-        same = updates(engine) == updates(Serial(plan, Live))
+        are_same = updates(engine) == updates(Serial(plan, Live))
         os.kill(engine.workers[0].process.pid, signal.SIGKILL)
-        same = same and updates(engine) == updates(Serial(plan, Live))
+        are_same = are_same and updates(engine) == updates(Serial(plan, Live))
         children = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
-        (tmp_path / "result").write_text(f"{same} {children}")
+        (tmp_path / "result").write_text(f"{are_same} {children}")
         os.kill(os.getpid(), signal.SIGKILL)
 
     before = {*Path("/dev/shm").iterdir()}
     assert child(parent) == -signal.SIGKILL
-    same, *pids = (tmp_path / "result").read_text().split()
-    assert same == "True"
+    are_same, *pids = (tmp_path / "result").read_text().split()
+    assert are_same == "True"
     assert len(pids) == 2, "a worker and Python's tracker of resources"
     deadline = time.monotonic() + 20
     while any(alive(int(pid)) for pid in pids) and time.monotonic() < deadline:

@@ -38,29 +38,29 @@ def on_ray(method: str = "fedavg", gather: str = "chain", **changes: Any) -> Any
     return go(method, engine="ray", engine_settings={"gather": gather}, **changes)
 
 
+@pytest.mark.usefixtures("lent")
 @pytest.mark.parametrize("name", kinds())
-def test_every_method_has_the_bits_of_serial(name: str, lent: Lent) -> None:
+def test_every_method_has_the_bits_of_serial(name: str) -> None:
     """With the compute that suits it, chained; drop-outs included."""
-    del lent
     method = methods.make(name, **GENTLE.get(name, {}))
     cohort = None if method.needs("full_participation") else 5
     settings = {"cohort": cohort, "rounds": 2, "drop_rate": 0.15, "seed": 11, "compute": "auto"}
     assert_same_run(go(name, **settings), on_ray(name, **settings))
 
 
+@pytest.mark.usefixtures("lent")
 @pytest.mark.parametrize("gather", ["fold", "chain", "auto"])
 @pytest.mark.parametrize("compute", ["live", "batched"])
-def test_blocks_of_several_clients(gather: str, compute: str, lent: Lent) -> None:
+def test_blocks_of_several_clients(gather: str, compute: str) -> None:
     """With means of client models, float32, and one client that diverges."""
-    del lent
     settings: dict[str, Any] = {"federation": with_marked_client(VICTIM, 1e160, MANY), "rounds": 2, "compute": compute}
     settings |= {"evaluation": Evaluation(what=("average", "received", "clients")), "drop_rate": 0.1}
     reference = go("scaffold", **settings)
     assert_same_run(reference, on_ray("scaffold", gather, **settings))
 
 
-def test_augmentation_is_the_same(lent: Lent) -> None:
-    del lent
+@pytest.mark.usefixtures("lent")
+def test_augmentation_is_the_same() -> None:
     images = {"federation": as_images(classes()), "model": lambda: Flattening(tanh_net()), "augment": (Shaken(),)}
     assert_same_run(go(**images), on_ray(**images))
 
@@ -77,9 +77,9 @@ def several(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MODULE.Ray, "__init__", light)
 
 
+@pytest.mark.usefixtures("lent", "several")
 @pytest.mark.parametrize("gather", ["fold", "chain"])
-def test_blocks_of_a_dead_worker_are_redone(gather: str, lent: Lent, tmp_path: Path, several: None) -> None:
-    del several
+def test_blocks_of_a_dead_worker_are_redone(gather: str, tmp_path: Path) -> None:
     diary = tmp_path / "deaths"
     settings = {
         "federation": with_marked_client(VICTIM, MARK, MANY),
@@ -95,7 +95,8 @@ def test_blocks_of_a_dead_worker_are_redone(gather: str, lent: Lent, tmp_path: P
     assert_same_run(reference, result)
 
 
-def test_sums_that_died_with_their_worker_are_made_again(lent: Lent, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("lent")
+def test_sums_that_died_with_their_worker_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker is killed when all blocks are done, and before the chain goes through it."""
     settings = {"federation": classes(MANY), "rounds": 2}
     original, killed = MODULE._Blocks._total, []
@@ -113,14 +114,11 @@ def test_sums_that_died_with_their_worker_are_made_again(lent: Lent, monkeypatch
     with pytest.warns(UserWarning, match="a worker of the cluster died"):
         assert_same_run(reference, on_ray("feddyn", **settings))
     assert killed
-    del lent
 
 
-def test_a_client_that_kills_its_workers_is_left_out_by_name(
-    lent: Lent, tmp_path: Path, several: None, capfd: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.usefixtures("lent", "several")
+def test_a_client_that_kills_its_workers_is_left_out_by_name(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The others of its blocks count: the run is the one in which that client raises an error instead."""
-    del lent, several
     diary, settings = tmp_path / "deaths", {"federation": with_marked_client(VICTIM, MARK, MANY), "rounds": 1}
     reference = go("feddyn", model=guarded_net(stumble), **settings)
     with pytest.warns(UserWarning, match="a worker of the cluster died"):
@@ -132,8 +130,8 @@ def test_a_client_that_kills_its_workers_is_left_out_by_name(
     assert capfd.readouterr() == ("", ""), "what nodes report is not for the terminal"
 
 
-def test_faults_in_the_code_end_the_run_with_a_sentence(lent: Lent) -> None:
-    del lent
+@pytest.mark.usefixtures("lent")
+def test_faults_in_the_code_end_the_run_with_a_sentence() -> None:
     federation = with_marked_client(0)
     federation.train.arrays.x[:, 0] = MARK
     with pytest.raises(ClientError, match="round 1, client 0: failed in step 1 of 4: RuntimeError: the sample is cur"):

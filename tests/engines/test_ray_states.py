@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from helpers.deaths import states_in
 from helpers.federations import classes
-from helpers.ray_cluster import Lent
 from helpers.runs import assert_same_run, experiment, go
 from helpers.stored import files, places, referenced_files
 from helpers.trouble import MARK, guarded_net, suicide, with_marked_client
@@ -39,10 +38,11 @@ def tight(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "ROOM", 0)
 
 
-def shared(method: str, gather: str = "fold", **changes: Any) -> Any:
+def shared_experiment(method: str, gather: str = "fold", **changes: Any) -> Any:
     return experiment(method, engine="ray", engine_settings={"gather": gather}, client_state="shared", **changes)
 
 
+@pytest.mark.usefixtures("lent")
 @pytest.mark.parametrize("gather", ["fold", "chain"])
 @pytest.mark.parametrize(
     ("method", "changes"),
@@ -54,9 +54,8 @@ def shared(method: str, gather: str = "fold", **changes: Any) -> Any:
     ],
 )
 def test_states_never_pass_the_driver_and_bits_are_those_of_serial(
-    method: str, changes: dict[str, Any], gather: str, lent: Lent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, changes: dict[str, Any], gather: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    del lent
     reference = go(method, **changes)
     task = FederatedTask.step
     sizes = []
@@ -76,32 +75,32 @@ def test_states_never_pass_the_driver_and_bits_are_those_of_serial(
         return original(self, waiting, *rest)
 
     monkeypatch.setattr(StateStore, "_write", write)
-    assert_same_run(reference, run(shared(method, gather, **changes), tmp_path / "out", checkpoint_every=2))
+    assert_same_run(reference, run(shared_experiment(method, gather, **changes), tmp_path / "out", checkpoint_every=2))
     if gather == "chain":
         assert max(sizes) < BESIDES
     paths = checkpoint.available(tmp_path / "out" / "checkpoint")
     assert files(tmp_path / "out") == set().union(*(referenced_files(path) for path in paths)), "nothing else is left"
 
 
-def test_a_block_whose_worker_died_is_done_again(lent: Lent, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("lent")
+def test_a_block_whose_worker_died_is_done_again(tmp_path: Path) -> None:
     """Its first half may have written some states; those of the second time count."""
-    del lent
     diary = tmp_path / "deaths"
     settings = {"federation": with_marked_client(2, MARK, MANY), "model": guarded_net(suicide(1, diary)), "rounds": 2}
     reference = go("scaffold", **settings)
     with pytest.warns(UserWarning, match="a worker of the cluster died"):
-        result = run(shared("scaffold", "chain", **settings), tmp_path / "out")
+        result = run(shared_experiment("scaffold", "chain", **settings), tmp_path / "out")
     assert diary.read_text() == "x"
     assert not result.failures
     assert_same_run(reference, result)
 
 
+@pytest.mark.usefixtures("lent")
 @pytest.mark.parametrize("engine", ["ray", "serial"])
 def test_a_round_that_was_not_committed_leaves_no_trace(
-    engine: str, lent: Lent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The driver dies when all workers have written; another engine and kind of store may go on."""
-    del lent
     settings: dict[str, Any] = {"federation": classes(MANY), "cohort": 30, "rounds": 4}
     out, commit = tmp_path / "out", FederatedTask.commit
 
@@ -115,25 +114,25 @@ def test_a_round_that_was_not_committed_leaves_no_trace(
 
     monkeypatch.setattr(FederatedTask, "commit", cut)
     with pytest.raises(PowerCut):
-        run(shared("scaffold", **settings), out, checkpoint_every=1, keep=1)
+        run(shared_experiment("scaffold", **settings), out, checkpoint_every=1, keep=1)
     new = [load((out / name).read_bytes()) for name in files(out) if name.startswith("clients/000003-")]
     assert len({key.partition("/")[0] for tensors in new for key in tensors}) == 30
     monkeypatch.setattr(FederatedTask, "commit", commit)
     on_disk = experiment("scaffold", client_state="disk", **settings)
-    work = shared("scaffold", **settings) if engine == "ray" else on_disk
+    work = shared_experiment("scaffold", **settings) if engine == "ray" else on_disk
     assert_same_run(go("scaffold", **settings), run(work, out, resume=True, checkpoint_every=1, keep=1))
     (path,) = checkpoint.available(out / "checkpoint")
     assert files(out) == referenced_files(path)
 
 
-def test_altered_and_missing_states_end_the_run_in_a_sentence(lent: Lent, tmp_path: Path) -> None:
-    del lent
+@pytest.mark.usefixtures("lent")
+def test_altered_and_missing_states_end_the_run_in_a_sentence(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"federation": classes(MANY), "rounds": 2}
-    run(shared("feddyn", **settings), tmp_path / "out", checkpoint_every=1)
+    run(shared_experiment("feddyn", **settings), tmp_path / "out", checkpoint_every=1)
     path = tmp_path / "out" / places(checkpoint.available(tmp_path / "out" / "checkpoint")[-1])[7]
     blob = path.read_bytes()
     path.write_bytes(blob[:-1] + bytes([blob[-1] ^ 1]))
-    later = shared("feddyn", **settings | {"rounds": 4})
+    later = shared_experiment("feddyn", **settings | {"rounds": 4})
     with pytest.raises(CheckpointError, match=r"^the state of client \d+ cannot be used \(.* was altered: .* before"):
         run(later, tmp_path / "out", resume=True, checkpoint_every=1)
     assert [p.name for p in checkpoint.available(tmp_path / "out" / "checkpoint")][-1] == "round-000002"
@@ -141,9 +140,9 @@ def test_altered_and_missing_states_end_the_run_in_a_sentence(lent: Lent, tmp_pa
     assert_same_run(go("feddyn", **settings | {"rounds": 4}), run(later, tmp_path / "out", resume=True))
 
 
-def test_a_node_that_does_not_see_the_folder(lent: Lent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("lent")
+def test_a_node_that_does_not_see_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither one without the folder, nor one with another folder of that name."""
-    del lent
     original = StateStore.block
 
     def elsewhere(self: StateStore, clients: Collection[int], round: int) -> BlockFiles:
@@ -155,7 +154,7 @@ def test_a_node_that_does_not_see_the_folder(lent: Lent, tmp_path: Path, monkeyp
         if name == "other":
             folder.mkdir()
         with pytest.raises(CheckpointError, match=f"{sentence}.*; client_state=shared needs a run directory that all"):
-            run(shared("scaffold"), tmp_path / f"out-{name}")
+            run(shared_experiment("scaffold"), tmp_path / f"out-{name}")
 
 
 PROGRAM = "import sys; from fedloom.cli import main; sys.exit(main(sys.argv[1:]))"

@@ -69,12 +69,12 @@ def test_an_engine_without_gpus_refuses_one() -> None:
 
 @pytest.mark.parametrize("engine", ["serial", "processes"])
 def test_losses_that_cannot_be_computed_end_the_run_alike(engine: str) -> None:
-    def broken(out: Tensor, y: Tensor) -> Tensor:
+    def broken_loss(out: Tensor, y: Tensor) -> Tensor:
         if len(y) > 2:  # more than it is tried on
             raise ValueError("no such loss")
         return (out.sum(1) - y) ** 2
 
-    method = methods.make("aaggff_d").with_loss(loss(broken))
+    method = methods.make("aaggff_d").with_loss(loss(broken_loss))
     sentence = (
         r"^every client of the round failed; the first was round 1, client 0: its loss of the received model cannot be "
         r"computed: ValueError: no such loss\.\n"
@@ -87,19 +87,19 @@ def test_losses_that_cannot_be_computed_end_the_run_alike(engine: str) -> None:
 def test_a_client_whose_loss_cannot_be_computed_is_left_out(engine: str) -> None:
     """Like one that fails during its local work: it is named, and the others go on."""
 
-    def broken(out: Tensor, y: Tensor) -> Tensor:
+    def broken_loss(out: Tensor, y: Tensor) -> Tensor:
         if (y == 9).any():
             raise ValueError("no such loss")
         return (out.sum(1) - y) ** 2
 
     draw = np.random.default_rng(0)
     clients = [(draw.normal(size=(8, 4)), np.full(8, 9.0 if number == 2 else 0.5)) for number in range(5)]
-    method = methods.make("q_ffl").with_loss(loss(broken))
+    method = methods.make("q_ffl").with_loss(loss(broken_loss))
     settings = {"engine": engine, "evaluation": Evaluation(what=()), "rounds": 2, "model": lambda: nn.Linear(4, 1)}
     result = run(experiment(method, federation=federate(clients, seed=0, held_out=0.25), **settings))
     assert [(f.round, f.client, f.kind) for f in result.failures] == [(0, 2, "code"), (1, 2, "code")]
     assert "ValueError: no such loss" in str(result.failures[0])
-    assert "in broken" in result.failures[0].trace
+    assert "in broken_loss" in result.failures[0].trace
     assert [record["failures"] for record in result.history] == [1, 1]
     assert np.isfinite(theta(result)).all()
 
@@ -121,9 +121,9 @@ def test_a_run_that_ends_before_the_round_of_a_part_says_so() -> None:
 
 def test_a_round_without_effect_leaves_the_average_as_it_was() -> None:
     method = methods.make("fedavg")
-    trusting = type(method)("trust", method.objective, mixing=FLTrust(0))
+    with_trust = type(method)("trust", method.objective, mixing=FLTrust(0))
     evaluation = Evaluation(what=("average", "global"))
-    result = run(experiment(trusting, rounds=12, drop_rate=0.5, evaluation=evaluation))
+    result = run(experiment(with_trust, rounds=12, drop_rate=0.5, evaluation=evaluation))
     history, void = result.history, [failure.round for failure in result.failures if failure.client == 0]
     assert void
     for t in set(void) - {0}:

@@ -33,7 +33,7 @@ from fedloom_apps.distill.experiment import SGDConfig
 NAN, INF = float("nan"), float("inf")
 
 
-def starved() -> Any:
+def with_empty_clients() -> Any:
     federation = classes()
     lists = [federation.train.index[i] if i not in (2, 4) else [] for i in range(6)]
     return replace(federation, train=Split(federation.train.arrays, Index.of(lists)))
@@ -64,7 +64,10 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "drop rate 1": (lambda: experiment(drop_rate=1.0), r"drop_rate must lie in \[0, 1\), not 1"),
     "drop rate -1": (lambda: experiment(drop_rate=-0.5), r"drop_rate must lie in \[0, 1\), not -0\.5"),
     "dtype": (lambda: experiment(dtype="float16"), r"dtype is 'float16'; did you mean 'float"),
-    "no samples": (lambda: experiment(federation=starved()), r"2 clients have no training samples; .* client 2"),
+    "no samples": (
+        lambda: experiment(federation=with_empty_clients()),
+        r"2 clients have no training samples; .* client 2",
+    ),
     "scaffold and adam": (
         lambda: experiment("scaffold", local=Local(optimiser="adam")),
         r"drift 'scaffold' .* by sgd, not adam",

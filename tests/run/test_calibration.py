@@ -91,25 +91,27 @@ def test_the_head_takes_the_steps_of_sgd_on_the_cross_entropy() -> None:
 
 
 @pytest.fixture(scope="module")
-def skewed() -> fl.TrainedRun:
+def pathological_run() -> fl.TrainedRun:
     federation = fl.data.federate("digits", "pathological", clients=5)
     return fl.run("feddyn", federation, "mlp", rounds=3, local=fl.Local(epochs=5, lr=0.1)).trained
 
 
-def test_the_calibrated_model_serves_all_classes_and_the_body_is_the_same(skewed: fl.TrainedRun) -> None:
-    test, model = skewed.federation.test, CCVR()(skewed)
-    before, after = (candidate.evaluate(test.x, test.y)["accuracy"] for candidate in (skewed.server, model))
+def test_the_calibrated_model_serves_all_classes_and_the_body_is_the_same(pathological_run: fl.TrainedRun) -> None:
+    test, model = pathological_run.federation.test, CCVR()(pathological_run)
+    before, after = (candidate.evaluate(test.x, test.y)["accuracy"] for candidate in (pathological_run.server, model))
     assert after > before + 0.05
-    for (name, old), new in zip(skewed.server.module.named_parameters(), model.module.parameters(), strict=True):
+    for (name, old), new in zip(
+        pathological_run.server.module.named_parameters(), model.module.parameters(), strict=True
+    ):
         assert torch.equal(old, new) != name.startswith("head."), name
 
 
-def test_statistics_pass_the_uplinks_of_the_method(skewed: fl.TrainedRun) -> None:
+def test_statistics_pass_the_uplinks_of_the_method(pathological_run: fl.TrainedRun) -> None:
     """Masks cancel in the sums, and a method whose uplink hides single uploads is calibrated alike."""
-    masked = copy.copy(skewed)
-    masked.plan = replace(skewed.plan, method=replace(skewed.plan.method, uplink=(SecureSum(),)))
+    masked = copy.copy(pathological_run)
+    masked.plan = replace(pathological_run.plan, method=replace(pathological_run.plan.method, uplink=(SecureSum(),)))
     for name in ("n", "mean", "covariance"):
-        plain, hidden = (getattr(statistics(run, 10), name) for run in (skewed, masked))
+        plain, hidden = (getattr(statistics(run, 10), name) for run in (pathological_run, masked))
         torch.testing.assert_close(hidden, plain, rtol=1e-5, atol=1e-5)
 
 
@@ -130,13 +132,13 @@ def test_unseen_clients_send_nothing() -> None:
     assert int(statistics(trained, 10).n.sum()) == sum(federation.train.index.sizes[:2])
 
 
-def test_what_makes_no_sense_is_refused(skewed: fl.TrainedRun) -> None:
+def test_what_makes_no_sense_is_refused(pathological_run: fl.TrainedRun) -> None:
     with pytest.raises(ConfigError, match="the server has no whole model"):
-        CCVR()(fl.run("fedper", skewed.federation, "mlp", rounds=1).trained)
+        CCVR()(fl.run("fedper", pathological_run.federation, "mlp", rounds=1).trained)
 
 
-def test_sums_over_samples_that_were_kept_private_are_refused(skewed: fl.TrainedRun) -> None:
-    private = copy.copy(skewed)
-    private.plan = replace(skewed.plan, local=replace(skewed.plan.local, dp_clip=1.0))
+def test_sums_over_samples_that_were_kept_private_are_refused(pathological_run: fl.TrainedRun) -> None:
+    private = copy.copy(pathological_run)
+    private.plan = replace(pathological_run.plan, local=replace(pathological_run.plan.local, dp_clip=1.0))
     with pytest.raises(ConfigError, match=r"local\.dp_clip keeps single samples private"):
         CCVR()(private)

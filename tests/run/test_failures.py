@@ -41,14 +41,14 @@ OTHERS = [i for i in range(len(SIZES)) if i != VICTIM]
 ENGINES = ["serial", "processes"]
 
 
-def poisoned() -> Federation:
+def poisoned_federation() -> Federation:
     """Finite data on which a linear model's gradient, and then its second step, overflows."""
     return with_marked_client(VICTIM, 1e160)
 
 
 def without_victim() -> Federation:
     """The same federation with the poisoned client's rows at nobody: what the others must make of the round."""
-    federation = poisoned()
+    federation = poisoned_federation()
     lists = [federation.train.index[i] for i in OTHERS]
     keep = Index.of(lists)
     return replace(
@@ -64,7 +64,7 @@ FULL_VIEW = Local(steps=4, batch_size=0, lr=0.1)  # one batch: then results do n
 
 def run_poisoned(name: str, engine: str = "serial", **changes: Any) -> RunResult:
     model = linear_ends if make(name).personal.levels else linear_layers
-    return go(name, federation=poisoned(), model=model, engine=engine, **{"local": FULL_VIEW} | changes)
+    return go(name, federation=poisoned_federation(), model=model, engine=engine, **{"local": FULL_VIEW} | changes)
 
 
 IN_WORKERS = ("fedavg", "scaffold", "superfed_mm", "fedevg")
@@ -102,8 +102,8 @@ class Demanding(CrossEntropy):
 
 @pytest.mark.parametrize("compute", ["live", "batched"])
 def test_an_exception_for_a_model_that_diverged_is_a_divergence(compute: str) -> None:
-    result = go(Method("demanding", (Demanding(),)), federation=poisoned(), model=linear_layers, compute=compute,
-                local=FULL_VIEW, rounds=2)  # fmt: skip
+    settings: dict[str, Any] = {"federation": poisoned_federation(), "model": linear_layers, "compute": compute}
+    result = go(Method("demanding", (Demanding(),)), local=FULL_VIEW, rounds=2, **settings)
     assert [(f.client, f.kind) for f in result.failures] == [(VICTIM, FailureKind.DIVERGED)] * 2
     assert "its model diverged before step 2 of 4: ValueError: no convergence" in str(result.failures[0])
     assert "raise ValueError" in result.failures[0].trace
@@ -120,7 +120,7 @@ def test_one_of_two_models_that_diverged_is_enough(monkeypatch: pytest.MonkeyPat
         return usual(self, out, batch, ctx)
 
     monkeypatch.setattr(CrossEntropy, "loss", refuse_the_second)
-    result = go("ditto", federation=poisoned(), model=linear_layers, local=FULL_VIEW, rounds=1)
+    result = go("ditto", federation=poisoned_federation(), model=linear_layers, local=FULL_VIEW, rounds=1)
     assert [(f.client, f.kind) for f in result.failures] == [(VICTIM, FailureKind.DIVERGED)]
 
 
@@ -135,12 +135,12 @@ def test_coefficients_of_the_others_are_renormalised(name: str, engine: str) -> 
 def test_coefficients_too_small_for_the_type_of_the_sums_are_none() -> None:
     """Where the client with nearly all the weight fails, the rest is divided by, which must not be rounding alone."""
     weights = tuple(1.0 if i == VICTIM else 1e-45 for i in range(len(SIZES)))
-    failing: dict[str, Any] = {"federation": with_marked_client(VICTIM), "model": guarded_net(stumble), "rounds": 1}
-    little = Method("little", (CrossEntropy(),), mixing=Fixed(weights))
-    single, double = (go(little, dtype=dtype, **failing) for dtype in ("float32", "float64"))
+    settings: dict[str, Any] = {"federation": with_marked_client(VICTIM), "model": guarded_net(stumble), "rounds": 1}
+    method = Method("little", (CrossEntropy(),), mixing=Fixed(weights))
+    single, double = (go(method, dtype=dtype, **settings) for dtype in ("float32", "float64"))
     start = np.concatenate([p.detach().numpy().ravel() for p in guarded_net(stumble)().parameters()])
     np.testing.assert_array_equal(theta(single), start)
-    uniform = go(Method("uniform", (CrossEntropy(),), mixing=Uniform()), **failing)
+    uniform = go(Method("uniform", (CrossEntropy(),), mixing=Uniform()), **settings)
     np.testing.assert_allclose(theta(double), theta(uniform), rtol=0, atol=1e-12)
     assert [f.client for f in single.failures] == [f.client for f in double.failures] == [VICTIM]
 
@@ -155,12 +155,12 @@ def test_a_client_that_fails_later_keeps_its_last_state(monkeypatch: pytest.Monk
     before = dict(store)[VICTIM]["drift"]["c"].clone()
     original = ClientWork._finite_or_failure
 
-    def poisoned(self: ClientWork, result: Result) -> Result:
+    def spoil_upload(self: ClientWork, result: Result) -> Result:
         if result.client == VICTIM:
             result.uploads["drift"]["control"][0] = torch.nan
         return original(self, result)
 
-    monkeypatch.setattr(ClientWork, "_finite_or_failure", poisoned)
+    monkeypatch.setattr(ClientWork, "_finite_or_failure", spoil_upload)
     _, report = federated_round(task.plan, engine, server, store, everyone)
     assert [(f.round, f.client) for f in report.failures] == [(1, VICTIM)]
     assert sorted(report.states) == OTHERS
@@ -217,7 +217,7 @@ def test_a_faulty_part_ends_the_run_on_every_engine(engine: str) -> None:
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "feddyn"])
 def test_when_nobody_can_be_used_the_model_stays(name: str) -> None:
     """All diverge: that is due to the data, not the code, so the run continues and says so."""
-    wild = go(name, model=linear_layers, federation=scaled(1e160), local=FULL_VIEW, rounds=2)
+    wild = go(name, model=linear_layers, federation=scaled_federation(1e160), local=FULL_VIEW, rounds=2)
     assert [record["failures"] for record in wild.history] == [len(SIZES)] * 2
     start = torch.cat([p.detach().double().ravel() for p in linear_layers().parameters()]).numpy()
     np.testing.assert_array_equal(theta(wild), start)
@@ -225,7 +225,7 @@ def test_when_nobody_can_be_used_the_model_stays(name: str) -> None:
     assert wild.history[-1]["train/loss"] is None
 
 
-def scaled(factor: float) -> Federation:
+def scaled_federation(factor: float) -> Federation:
     federation = classes()
     arrays = replace(federation.train.arrays, x=federation.train.arrays.x * factor)
     return replace(federation, train=Split(arrays, federation.train.index))
@@ -242,8 +242,8 @@ def test_in_python_updates_that_were_left_out_are_told() -> None:
 
 def test_one_exception_at_a_client_is_told_with_its_reason() -> None:
     """It would be left out of each of its rounds alike, in a column of numbers."""
-    many = with_marked_client(VICTIM, sizes=2 * SIZES)
-    warnings = go("fedavg", model=guarded_net(stumble), federation=many, rounds=1, cohort=12).summary["warnings"]
+    federation = with_marked_client(VICTIM, sizes=2 * SIZES)
+    warnings = go("fedavg", model=guarded_net(stumble), federation=federation, rounds=1, cohort=12).summary["warnings"]
     assert [line for line in warnings if "1 of 12 updates (8%)" in line and "cursed" in line], warnings
 
 
@@ -259,8 +259,8 @@ def test_a_server_model_that_overflows_ends_the_run() -> None:
 
 def test_a_final_model_that_diverged_with_finite_updates_is_a_warning() -> None:
     data = classes(SIZES, dtype=torch.float32)
-    far = {"federation": data, "model": linear_layers, "rounds": 1, "dtype": "float32"}
-    calm, wild = (go(**far, local=Local(steps=1, lr=lr), evaluation=Evaluation()) for lr in (0.1, 1e30))
+    settings = {"federation": data, "model": linear_layers, "rounds": 1, "dtype": "float32"}
+    calm, wild = (go(**settings, local=Local(steps=1, lr=lr), evaluation=Evaluation()) for lr in (0.1, 1e30))
     assert not calm.summary["warnings"]
     warning, *_ = wild.summary["warnings"]  # others follow where this machine's product of such numbers is not a number
     assert warning.startswith("clients/loss/mean and global/loss in round 1: not finite")
@@ -315,5 +315,5 @@ def test_a_round_in_which_everybody_drops_out_changes_nothing() -> None:
 
 
 def test_run_is_the_same_function_of_its_experiment_whoever_fails() -> None:
-    e = experiment("scaffold", federation=poisoned(), model=linear_layers, drop_rate=0.2, cohort=4, seed=6)
+    e = experiment("scaffold", federation=poisoned_federation(), model=linear_layers, drop_rate=0.2, cohort=4, seed=6)
     assert_same_state(run(e).snapshot, run(e).snapshot)

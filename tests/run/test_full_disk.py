@@ -35,7 +35,7 @@ def test_a_full_disk_harms_no_checkpoint_and_is_reported(
     out, full = tmp_path / "full", [False]
     write = atomic.write_synced
 
-    def crowded(path: Path, blob: bytes) -> None:
+    def write_unless_full(path: Path, blob: bytes) -> None:
         if full[0] and path.suffix == ".safetensors":
             if half:
                 path.write_bytes(blob[:10])
@@ -46,7 +46,7 @@ def test_a_full_disk_harms_no_checkpoint_and_is_reported(
         def on_round(self, record: Mapping[str, Any]) -> None:
             full[0] = 3 <= record["round"] <= 6
 
-    monkeypatch.setattr(atomic, "write_synced", crowded)
+    monkeypatch.setattr(atomic, "write_synced", write_unless_full)
     run(work(), out, checkpoint_every=2, keep=3, callbacks=[Fills()])
     names = [path.name for path in checkpoint.available(out / "checkpoint")]
     assert names == ["round-000002", "round-000008"]
@@ -61,7 +61,7 @@ def test_a_full_disk_harms_no_checkpoint_and_is_reported(
 def test_a_run_without_room_for_its_last_checkpoint_or_tables_is_not_finished(
     name: str, tmp_path: Path, finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def crowded(path: Path, blob: bytes) -> None:
+    def write_unless_full(path: Path, blob: bytes) -> None:
         if path.name == name:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(path, blob)
@@ -69,7 +69,7 @@ def test_a_run_without_room_for_its_last_checkpoint_or_tables_is_not_finished(
     out, write = tmp_path / "out", atomic.write_synced
     run(work(), out, checkpoint_every=2, keep=3, callbacks=[Stops(4)])
     with monkeypatch.context() as patch:
-        patch.setattr(atomic, "write_synced", crowded)
+        patch.setattr(atomic, "write_synced", write_unless_full)
         summary = run(work(), out, resume=True, checkpoint_every=100, keep=3).summary
     assert summary["warnings"] == [
         "round 8: no checkpoint could be written (No space left on device); the one before it is untouched."
@@ -98,7 +98,7 @@ def test_no_file_may_grow_any_more(room: float, tmp_path: Path, finished: Path) 
     good = {path: path.read_bytes() for path in (out / "checkpoint" / "round-000004").iterdir()}
     size = sum(len(line) + 1 for line in (out / "metrics.jsonl").read_text().splitlines()[:4])
 
-    def limited() -> None:
+    def resume_with_limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(room * size), resource.RLIM_INFINITY))
         try:
             run(work(), out, resume=True, checkpoint_every=100, keep=3)
@@ -106,7 +106,7 @@ def test_no_file_may_grow_any_more(room: float, tmp_path: Path, finished: Path) 
             os.write(pipe[1], f"{type(error).__name__}: {error}".encode())
 
     pipe = os.pipe()
-    assert child(limited) == 0
+    assert child(resume_with_limit) == 0
     os.close(pipe[1])
     message = os.read(pipe[0], 10_000).decode()
     assert message.startswith("CheckpointError: ")
@@ -181,12 +181,12 @@ def test_a_run_without_room_for_its_summary_is_no_success(
 ) -> None:
     write, full = atomic.write_synced, [True]
 
-    def crowded(path: Path, blob: bytes) -> None:
+    def write_unless_full(path: Path, blob: bytes) -> None:
         if full[0] and "summary.json" in path.name:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(path, blob)
 
-    monkeypatch.setattr(atomic, "write_synced", crowded)
+    monkeypatch.setattr(atomic, "write_synced", write_unless_full)
     words = ("-q", "data=digits", *(("clients=3", "rounds=2") if command[0] == "run" else ()))
     code, _, err = cli(*command, *words, "out=there")
     assert code == 2
@@ -205,12 +205,12 @@ def test_a_run_that_ended_before_its_first_round_says_how_to_begin_again(
     """And in a sweep it hides neither its reason nor the other runs."""
     write, full = atomic.write_synced, [True]
 
-    def crowded(path: Path, blob: bytes) -> None:
+    def write_unless_full(path: Path, blob: bytes) -> None:
         if full[0] and "fedavg" in str(path) and "partition.parquet" in path.name:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(path, blob)
 
-    monkeypatch.setattr(atomic, "write_synced", crowded)
+    monkeypatch.setattr(atomic, "write_synced", write_unless_full)
     words = ("run", "-q", "data=digits", "clients=3", "rounds=1", "model=logistic")
     sentence = "cannot be written: No space left on device; make room for it, or choose another place.\n"
     assert cli(*words, "method=fedavg", "out=fedavg").err == f"fedloom: fedavg {sentence}"

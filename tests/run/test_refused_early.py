@@ -25,7 +25,7 @@ def wide() -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, 3), nn.Tanh(), nn.Linear(3, CLASSES + 2))
 
 
-def headed() -> nn.Module:
+def wide_with_head() -> nn.Module:
     return wrap(wide(), head="2")
 
 
@@ -33,7 +33,7 @@ def headed() -> nn.Module:
     ("settings", "sentence"),
     [
         ({"method": make("fedlc"), "model": wide}, f"objective 'calibrated' {OUTPUTS}"),
-        ({"method": make("fedrod"), "model": headed}, f"objective 'balanced' {OUTPUTS}"),
+        ({"method": make("fedrod"), "model": wide_with_head}, f"objective 'balanced' {OUTPUTS}"),
         (
             {
                 "method": Method("mine", (CrossEntropy(), Distillation())),

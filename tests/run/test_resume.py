@@ -136,13 +136,13 @@ def test_other_blocks_of_clients_are_refused(tmp_path: Path) -> None:
 
 
 def test_another_decay_of_the_averaged_model_is_refused(tmp_path: Path) -> None:
-    def averaging(decay: float, rounds: int) -> Experiment:
+    def with_server_average(decay: float, rounds: int) -> Experiment:
         return experiment(rounds=rounds, evaluation=Evaluation(("global",), server_average=decay))
 
-    run(averaging(0.5, 1), tmp_path / "out")
+    run(with_server_average(0.5, 1), tmp_path / "out")
     with pytest.raises(CheckpointError, match=r"averaged its server model with 0.5, not 0.9; set evaluation"):
-        run(averaging(0.9, 2), tmp_path / "out", resume=True)
-    run(averaging(0.5, 2), tmp_path / "out", resume=True)
+        run(with_server_average(0.9, 2), tmp_path / "out", resume=True)
+    run(with_server_average(0.5, 2), tmp_path / "out", resume=True)
 
 
 def test_a_method_that_depends_on_the_number_of_rounds_gets_no_more_of_them(tmp_path: Path) -> None:

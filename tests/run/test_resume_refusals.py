@@ -88,7 +88,7 @@ def test_the_one_before_is_found_by_number_not_by_letters(tmp_path: Path, finish
         checkpoint.load(folder / "round-1000000")
 
 
-def shifted() -> Federation:
+def shifted_federation() -> Federation:
     """The same labels at the same clients, with other inputs."""
     federation = classes()
     arrays = replace(federation.train.arrays, x=federation.train.arrays.x + 1)
@@ -112,7 +112,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "drop rate": ({"drop_rate": 0.0}, r"sampling\.drop_rate: 0\.2 → 0\.0"),
     "dtype": ({"dtype": "float32"}, "dtype: float64 → float32"),
     "data": ({"federation": classes(seed=1)}, r"federation\.\w+: \w+ → \w+"),
-    "inputs": ({"federation": shifted()}, r"federation\.digest: \w+ → \w+"),
+    "inputs": ({"federation": shifted_federation()}, r"federation\.digest: \w+ → \w+"),
     "start": ({"model": lambda: tanh_net(seed=1)}, r"model\.digest: \w+ → \w+"),
     "layers": ({"model": relu_net}, r"model\.digest: \w+ → \w+"),
     "model": ({"model": lambda: tanh_net(width=4)}, r"model\.parameters: 27 → 35"),
@@ -145,7 +145,7 @@ class Table(Mixing):
         return {}, np.full(len(info.cohort), 1 / len(info.cohort))
 
 
-def scaled(by: float) -> Callable[[float], float]:
+def multiplication(by: float) -> Callable[[float], float]:
     return lambda x: by * x
 
 
@@ -155,8 +155,8 @@ def scaled(by: float) -> Callable[[float], float]:
         lambda last: torch.tensor([*[0.0] * 1999, last]),
         lambda last: np.array([*[0.0] * 1999, last]),
         lambda last: {"inner": [torch.tensor([*[0.0] * 1999, last]), 1]},
-        scaled,
-        lambda last: (scaled(last), "name"),
+        multiplication,
+        lambda last: (multiplication(last), "name"),
         lambda last: partial(max, last),
     ],
 )

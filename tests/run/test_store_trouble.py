@@ -315,7 +315,7 @@ def crowd(patched: pytest.MonkeyPatch, at: Callable[[Path], bool], half: bool = 
     """No room for some files; returns the names of those that found none."""
     refused, write = [], atomic.write_synced
 
-    def crowded(path: Path, blob: bytes) -> None:
+    def write_unless_full(path: Path, blob: bytes) -> None:
         if at(path):
             refused.append(path.name)
             if half:
@@ -323,7 +323,7 @@ def crowd(patched: pytest.MonkeyPatch, at: Callable[[Path], bool], half: bool = 
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(path, blob)
 
-    patched.setattr(atomic, "write_synced", crowded)
+    patched.setattr(atomic, "write_synced", write_unless_full)
     return refused
 
 

@@ -269,7 +269,7 @@ def test_statistics_that_say_nothing_are_refused() -> None:
         ClassSums.of(torch.ones(4, 2), torch.zeros(4).long(), 3).discriminant()
 
 
-def trained(partition: object = "niid1", target: object = "none", clients: int = 5) -> TrainedRun:
+def train_on_digits(partition: object = "niid1", target: object = "none", clients: int = 5) -> TrainedRun:
     federation = fl.data.federate("digits", partition, clients, seed=1, target=target, held_out=0.0)  # type: ignore[arg-type]
     return fl.run("fedavg", federation, "mlp", rounds=3, local=fl.Local(epochs=3, batch_size=16, lr=0.1)).trained
 
@@ -333,19 +333,19 @@ def test_the_head_is_the_discriminant_and_heads_differ_in_the_bias_alone(digits_
 
 
 def test_the_training_mixture_has_the_shares_of_the_training_data() -> None:
-    run = trained("dirichlet", clients=4)
+    run = train_on_digits("dirichlet", clients=4)
     y = torch.cat([run.federation.train.client(k).y for k in range(4)]).numpy()
     x = torch.cat([run.federation.train.client(k).x for k in range(4)])
     target_model = ClassModels(run).target_head(x)
     np.testing.assert_allclose(target_model.prior.shares, np.bincount(y, minlength=10) / len(y), atol=0.02)
     sizes = run.federation.train.index.sizes
     np.testing.assert_allclose(target_model.known, sizes / sizes.sum(), atol=0.02)
-    assert ClassModels(trained("iid", clients=1)).target_head(x[:40]).known == pytest.approx([1])
+    assert ClassModels(train_on_digits("iid", clients=1)).target_head(x[:40]).known == pytest.approx([1])
 
 
 def test_labels_of_the_target_change_nothing() -> None:
     for target in (Skew(), UniformLabels()):
-        run = trained(target=target)
+        run = train_on_digits(target=target)
         hidden = run.federation.unlabelled
         assert hidden is not None
         first = ClassModels(run).target_head(hidden.x)

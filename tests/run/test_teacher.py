@@ -48,7 +48,7 @@ def folder(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 
 @pytest.fixture
-def refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def refusal(folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Runs the command, which must end with one sentence and leave nothing behind; the sentence."""
 
     def call(*words: str) -> str:
@@ -117,26 +117,26 @@ def test_loading_a_teacher_draws_no_random_numbers(folder: Path) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_no_teacher(refused: Callable[..., str]) -> None:
-    assert "needs a trained model to learn from" in refused()
+def test_no_teacher(refusal: Callable[..., str]) -> None:
+    assert "needs a trained model to learn from" in refusal()
 
 
-def test_no_such_run(refused: Callable[..., str]) -> None:
-    assert "nix is not a run directory: there is no such directory" in refused("teacher=nix")
-    inside = refused("teacher=teacher/config.yaml")
+def test_no_such_run(refusal: Callable[..., str]) -> None:
+    assert "nix is not a run directory: there is no such directory" in refusal("teacher=nix")
+    inside = refusal("teacher=teacher/config.yaml")
     assert "teacher/config.yaml is not a run directory: it is a part of one; name that, " in inside
     assert inside.endswith("/teacher.\n")
 
 
 @pytest.mark.parametrize("status", ["interrupted", "failed", None])
-def test_an_unfinished_run(folder: Path, refused: Callable[..., str], status: str | None) -> None:
+def test_an_unfinished_run(folder: Path, refusal: Callable[..., str], status: str | None) -> None:
     """One that was stopped has a model file too; one that was killed has no summary."""
     path = folder / "teacher" / "summary.json"
     if status is None:
         path.unlink()
     else:
         path.write_text(json.dumps(json.loads(path.read_text()) | {"status": status}))
-    sentence = refused("teacher=teacher")
+    sentence = refusal("teacher=teacher")
     assert "has not finished" in sentence
     assert (status or "killed") in sentence
     assert "resume=" in sentence
@@ -144,30 +144,30 @@ def test_an_unfinished_run(folder: Path, refused: Callable[..., str], status: st
 
 @pytest.mark.parametrize("kind", ["online", "search"])
 def test_a_finished_run_of_another_kind_is_not_called_unfinished(
-    folder: Path, refused: Callable[..., str], kind: str
+    folder: Path, refusal: Callable[..., str], kind: str
 ) -> None:
     """To continue it, as for one that was stopped, would not help."""
     (folder / "teacher" / "model.safetensors").unlink()
     path = folder / "teacher" / "config.yaml"
     path.write_text(yaml.dump({**yaml.load(path), "kind": kind}))
-    sentence = refused("teacher=teacher")
+    sentence = refusal("teacher=teacher")
     assert f"it is a run of fedloom {kind}" in sentence
     assert "resume=" not in sentence
 
 
-def test_a_run_without_model(folder: Path, refused: Callable[..., str]) -> None:
+def test_a_run_without_model(folder: Path, refusal: Callable[..., str]) -> None:
     (folder / "teacher" / "model.safetensors").unlink()
-    assert "has not finished (it holds no model)" in refused("teacher=teacher")
+    assert "has not finished (it holds no model)" in refusal("teacher=teacher")
 
 
-def test_other_classes(folder: Path, refused: Callable[..., str]) -> None:
+def test_other_classes(folder: Path, refusal: Callable[..., str]) -> None:
     weights = load_file("teacher/model.safetensors")
     head = {name: value[:7].contiguous() if name.startswith("head.") else value for name, value in weights.items()}
     save_file(head, "teacher/model.safetensors")
-    assert "where [10, " in refused("teacher=teacher")
+    assert "where [10, " in refusal("teacher=teacher")
 
 
-def test_other_inputs(folder: Path, refused: Callable[..., str]) -> None:
+def test_other_inputs(folder: Path, refusal: Callable[..., str]) -> None:
     np.savez(
         "wide.npz",
         x_train=np.random.default_rng(0).random((200, 9)).astype(np.float32),
@@ -175,48 +175,48 @@ def test_other_inputs(folder: Path, refused: Callable[..., str]) -> None:
         x_test=np.zeros((10, 9), np.float32),
         y_test=np.arange(10),
     )
-    sentence = refused("teacher=teacher", "data=npz", "data.path=wide.npz")
+    sentence = refusal("teacher=teacher", "data=npz", "data.path=wide.npz")
     assert "does not fit inputs of shape (9,) in 10 classes: its body" in sentence
     assert "is [16, 64], where [16, 9] is needed" in sentence
 
 
-def test_another_model_of_the_same_name(folder: Path, refused: Callable[..., str]) -> None:
+def test_another_model_of_the_same_name(folder: Path, refusal: Callable[..., str]) -> None:
     config = yaml.load(Path("teacher/config.yaml"))
     config["model"]["hidden"] = [16, 16]
     Path("teacher/config.yaml").write_text(yaml.dump(config))
-    assert "does not fit inputs of shape (1, 8, 8) in 10 classes: it has no body." in refused("teacher=teacher")
+    assert "does not fit inputs of shape (1, 8, 8) in 10 classes: it has no body." in refusal("teacher=teacher")
 
 
-def test_a_run_made_in_python(folder: Path, refused: Callable[..., str]) -> None:
+def test_a_run_made_in_python(folder: Path, refusal: Callable[..., str]) -> None:
     run(experiment("fedavg", model=tanh_net, rounds=1), folder / "made")
-    assert "was started from Python, so its model is unknown" in refused("teacher=made")
+    assert "was started from Python, so its model is unknown" in refusal("teacher=made")
 
 
-def test_a_run_that_leaves_parameters_at_its_clients(folder: Path, refused: Callable[..., str]) -> None:
+def test_a_run_that_leaves_parameters_at_its_clients(folder: Path, refusal: Callable[..., str]) -> None:
     assert main(["run", "method=fedper", "rounds=1", "model.hidden=[4]", "out=personal", *SMALL]) == 0
-    assert "'fedper', which keeps parameters at its clients" in refused("teacher=personal")
+    assert "'fedper', which keeps parameters at its clients" in refusal("teacher=personal")
 
 
-def test_a_run_of_a_model_without_one_of_its_settings(folder: Path, refused: Callable[..., str]) -> None:
+def test_a_run_of_a_model_without_one_of_its_settings(folder: Path, refusal: Callable[..., str]) -> None:
     config = yaml.load(Path("teacher/config.yaml"))
     config["model"] = {"name": "mlp", "units": [16]}
     Path("teacher/config.yaml").write_text(yaml.dump(config))
-    sentence = refused("teacher=teacher")
+    sentence = refusal("teacher=teacher")
     assert "cannot be used: " in sentence
     assert "model 'mlp' has no setting 'units'" in sentence
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.yaml", "summary.json"])
-def test_a_corrupted_file(folder: Path, refused: Callable[..., str], name: str) -> None:
+def test_a_corrupted_file(folder: Path, refusal: Callable[..., str], name: str) -> None:
     path = folder / "teacher" / name
     path.write_bytes(b"{[\x00: " + path.read_bytes()[:100])
-    assert "cannot be read" in refused("teacher=teacher")
+    assert "cannot be read" in refusal("teacher=teacher")
 
 
-def test_a_model_file_cut_short(folder: Path, refused: Callable[..., str]) -> None:
+def test_a_model_file_cut_short(folder: Path, refusal: Callable[..., str]) -> None:
     path = folder / "teacher" / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
-    assert "model.safetensors cannot be read" in refused("teacher=teacher")
+    assert "model.safetensors cannot be read" in refusal("teacher=teacher")
 
 
 def test_the_settings_are_listed_with_their_defaults(capsys: pytest.CaptureFixture[str]) -> None:
@@ -227,8 +227,8 @@ def test_the_settings_are_listed_with_their_defaults(capsys: pytest.CaptureFixtu
     assert settings["views"].startswith("[jitter,blur] a list")
 
 
-def test_wrong_types(refused: Callable[..., str]) -> None:
-    assert "teacher is ['a', 'b'], but it must be a path or text or null" in refused("teacher=[a,b]")
+def test_wrong_types(refusal: Callable[..., str]) -> None:
+    assert "teacher is ['a', 'b'], but it must be a path or text or null" in refusal("teacher=[a,b]")
 
 
 def test_a_method_that_learns_from_no_teacher_refuses_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,7 +39,7 @@ def send(part: Uplink, x: np.ndarray = X, seed: int = 0, state: Any = None) -> t
     return result.message["update"], result.state
 
 
-def many(part: Uplink, draws: int = 5000) -> np.ndarray:
+def samples_of(part: Uplink, draws: int = 5000) -> np.ndarray:
     """Independent draws of C(x) [draws, P]."""
     return np.array([send(part, seed=seed)[0].value.numpy() for seed in range(draws)])
 
@@ -130,7 +130,7 @@ def test_what_is_not_sent_is_sent_later(part: Uplink) -> None:
 
 
 def test_random_k_is_unbiased_with_the_variance_of_its_docstring() -> None:
-    draws = many(RandomK(0.25))
+    draws = samples_of(RandomK(0.25))
     k = 10
     assert ((draws != 0).sum(1) == k).all()
     error = np.abs(draws.mean(0) - X) / (np.abs(X) * np.sqrt(P / k - 1) / np.sqrt(len(draws)))
@@ -140,7 +140,7 @@ def test_random_k_is_unbiased_with_the_variance_of_its_docstring() -> None:
 
 @pytest.mark.parametrize("bits", [2, 3, 8])
 def test_qsgd_rounds_at_random_to_its_levels_without_bias(bits: int) -> None:
-    draws, s = many(QSGD(bits)), 2 ** (bits - 1) - 1
+    draws, s = samples_of(QSGD(bits)), 2 ** (bits - 1) - 1
     norm = np.linalg.norm(X)
     levels = draws * s / norm
     np.testing.assert_allclose(levels, levels.round(), atol=1e-9)
