@@ -34,7 +34,7 @@ PUBLISHED = {
 }
 
 
-def drawn() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def random_batch() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Student and teacher [N, C], labels and guide [N]; most labels are outside the teacher's top K."""
     draw = torch.Generator().manual_seed(5)
     s, t = (3 * torch.randn(N, C, dtype=torch.float64, generator=draw) for _ in range(2))
@@ -47,28 +47,28 @@ def softmax(z: np.ndarray) -> np.ndarray:
 
 
 def test_the_losses_of_the_code() -> None:
-    s, t, y, g = drawn()
-    tau, tau_s, found = 4.0, 3.5, []
+    s, t, y, g = random_batch()
+    tau, tau_s, expected = 4.0, 3.5, []
     for student, teacher, label, help in zip(s.numpy(), t.numpy(), y.numpy(), g.numpy(), strict=True):
         inside = set(np.argsort(-teacher)[:K]) | {int(label)}
         u = np.array([teacher[c] / tau if c in inside else teacher.min() for c in range(C)])
         p, q = softmax(u), softmax(student / tau_s)
         near = -tau * tau_s * sum(p[c] * np.log(q[c] + help) for c in inside)
-        found.append(near + np.log(1 + K * help))
+        expected.append(near + np.log(1 + K * help))
     term = disk(as_coded=True, top_k=K).terms[1]
     assert isinstance(term, SelectiveResponse)
-    np.testing.assert_allclose(term.guided(s, Outputs(t, t), y, g, tau_s=9.0).numpy(), found, rtol=1e-12)
+    np.testing.assert_allclose(term.guided(s, Outputs(t, t), y, g, tau_s=9.0).numpy(), expected, rtol=1e-12)
     assert any(int(label) not in np.argsort(-row)[:K] for row, label in zip(t.numpy(), y.numpy(), strict=True))
 
 
 def test_no_more_classes_are_helped_than_there_are() -> None:
-    s, t, y, g = drawn()
+    s, t, y, g = random_batch()
     few, many = (disk(as_coded=True, top_k=k).terms[1].guided(s, Outputs(t, t), y, g, tau_s=1.0) for k in (C, 5 * C))
     torch.testing.assert_close(few, many, rtol=0, atol=0)
 
 
 def test_help_is_priced_by_the_teachers_class_up_to_the_cap() -> None:
-    s, t, y, g = drawn()
+    s, t, y, g = random_batch()
     price = [min(-np.log(softmax(row)[top]), 2.0) for row, top in zip(s.numpy(), t.argmax(1).numpy(), strict=True)]
     wrong = sum(int(row.argmax() != label) for row, label in zip(s.numpy(), y.numpy(), strict=True))
     expected = max(sum(np.array(price) * g.numpy()) / wrong - 0.05, 0)
@@ -103,15 +103,15 @@ def test_every_switch_back_is_the_paper(vectors: Problem) -> None:
     assert torch.equal(weights(first.model), weights(second.model))
     coded = distill.run(vectors.experiment(disk(as_coded=True), epochs=4))
     assert not torch.equal(weights(first.model), weights(coded.model))
-    told = [{r["guide/tau_s"] for r in run.history if "guide/tau_s" in r} for run in (first, coded)]
-    assert told == [{2.0}, {3.5}]
+    temperatures = [{r["guide/tau_s"] for r in run.history if "guide/tau_s" in r} for run in (first, coded)]
+    assert temperatures == [{2.0}, {3.5}]
 
 
 def test_a_run_says_where_its_guide_helps(vectors: Problem) -> None:
     summary = distill.run(vectors.experiment(disk(delta=5.0), epochs=4)).summary
     assert set(summary["guide"]) == {"mean", "right", "wrong", "spent"}
-    told = [warning for warning in summary["warnings"] if warning.startswith("the guide helps")]
-    assert told == guide_warnings(summary["guide"])
+    warnings = [warning for warning in summary["warnings"] if warning.startswith("the guide helps")]
+    assert warnings == guide_warnings(summary["guide"])
     assert guide_warnings({"right": 0.2, "wrong": 0.3}) == guide_warnings({"right": None, "wrong": 0.3}) == []
     assert guide_warnings({"right": 0.732, "wrong": 0.731}) == []
     assert "g 0.30" in guide_warnings({"right": 0.3, "wrong": 0.2})[0]

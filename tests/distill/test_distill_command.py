@@ -55,8 +55,8 @@ def test_one_run_has_everything_in_its_directory(cli: Cli, tmp_path: Path):
     assert (stored["method"]["alpha"], stored["method"]["delta"], stored["seed"]) == (0.3, 0.1, 3)
     assert stored["versions"]["fedloom"]
     names = {path.name for path in Path("there").iterdir()}
-    wanted = {"config.yaml", "metrics.jsonl", "summary.json", "checkpoint", "citations.bib", "model.safetensors"}
-    assert wanted | {"guide.parquet", "teacher", "tables"} <= names
+    files = {"config.yaml", "metrics.jsonl", "summary.json", "checkpoint", "citations.bib", "model.safetensors"}
+    assert files | {"guide.parquet", "teacher", "tables"} <= names
     assert "kag2023" in Path("there/citations.bib").read_text()
     records = [json.loads(line) for line in Path("there/metrics.jsonl").read_text().splitlines()]
     assert [record["passes"] for record in records] == [1, 4]
@@ -74,10 +74,10 @@ def test_no_teacher_is_trained_through_a_link(cli: Cli, tmp_path: Path) -> None:
     assert cli("distill", "-q", "method=kd", "out=there", *QUICK).code == 0
     (tmp_path / "there" / "teacher").rename(tmp_path / "teacher")
     (tmp_path / "there" / "summary.json").unlink()
-    (mine := tmp_path / "mine").mkdir()
-    (tmp_path / "there" / "teacher").symlink_to(mine)
+    (target := tmp_path / "elsewhere").mkdir()
+    (tmp_path / "there" / "teacher").symlink_to(target)
     code, _, err = cli("distill", "-q", "resume=there")
-    assert (code, "teacher is a symbolic link, through which" in err, [*mine.iterdir()]) == (2, True, [])
+    assert (code, "teacher is a symbolic link, through which" in err, [*target.iterdir()]) == (2, True, [])
 
 
 def test_several_values_are_a_sweep(cli: Cli, tmp_path: Path):
@@ -112,17 +112,17 @@ def test_means_over_seeds_are_of_the_selected_students(cli: Cli, tmp_path: Path)
     words = ("-m", "method=ce,kd", "seed=1,2", "teacher=two_nn", "teacher_epochs=4", "model=logistic", "epochs=6")
     code, out, _ = cli("distill", "-q", *words, "out=there")
     assert code == 0
-    found = {name: [summary(tmp_path / "there" / f"{name}-{seed}") for seed in (1, 2)] for name in ("ce", "kd")}
-    assert any(one["selected"]["accuracy"] != one["last"]["accuracy"] for one in found["kd"])
-    chosen = {name: np.array([one["selected"]["accuracy"] for one in runs]) for name, runs in found.items()}
-    for name, accuracies in chosen.items():
+    summaries = {name: [summary(tmp_path / "there" / f"{name}-{seed}") for seed in (1, 2)] for name in ("ce", "kd")}
+    assert any(s["selected"]["accuracy"] != s["last"]["accuracy"] for s in summaries["kd"])
+    accuracy = {name: np.array([s["selected"]["accuracy"] for s in runs]) for name, runs in summaries.items()}
+    for name, accuracies in accuracy.items():
         error = accuracies.std(ddof=1) / np.sqrt(2)
         assert f"{name}: accuracy {100 * accuracies.mean():.2f} ± {100 * error:.2f} % (mean ± s.e., n = 2)" in out
     tables = tmp_path / "there" / "tables"
     final = {row["method"]: row for row in csv.DictReader((tables / "final_global.csv").open())}
-    assert float(final["kd"]["accuracy: selected round"]) == pytest.approx(chosen["kd"].mean())
+    assert float(final["kd"]["accuracy: selected round"]) == pytest.approx(accuracy["kd"].mean())
     (paired,) = csv.DictReader((tables / "paired.csv").open())
-    assert float(paired["difference"]) == pytest.approx((chosen["kd"] - chosen["ce"]).mean())
+    assert float(paired["difference"]) == pytest.approx((accuracy["kd"] - accuracy["ce"]).mean())
     assert "Accuracy: final round" not in (tmp_path / "there" / "report.html").read_text()
 
 
@@ -226,14 +226,14 @@ def test_a_student_is_loaded_without_the_runs_that_it_learnt_from(cli: Cli, tmp_
 def test_the_student_is_loaded_predicts_and_is_exported(method: str, cli: Cli) -> None:
     assert cli("distill", "-q", f"method={method}", "out=there", "epochs=2", *QUICK[1:]).code == 0
     run, test = fl.distill.load("there"), sources.make("digits").test
-    found = run.model.evaluate(test.x, test.y)
-    chosen = run.summary["selected"]
-    assert found["accuracy"] == pytest.approx(chosen["accuracy"], abs=1e-12)
-    assert found["cross_entropy"] == pytest.approx(run.history["global/cross_entropy"][chosen["round"] - 1], rel=1e-5)
+    metrics = run.model.evaluate(test.x, test.y)
+    record = run.summary["selected"]
+    assert metrics["accuracy"] == pytest.approx(record["accuracy"], abs=1e-12)
+    assert metrics["cross_entropy"] == pytest.approx(run.history["global/cross_entropy"][record["round"] - 1], rel=1e-5)
     np.savez("test.npz", x=test.x.numpy(), y=test.y.numpy())
     code, out, err = cli("predict", "run=there", "test.npz")
     assert (code, [int(line) for line in out.split()]) == (0, run.model.predict(test.x).tolist())
-    assert f"accuracy {found['accuracy']:.4g}" in err
+    assert f"accuracy {metrics['accuracy']:.4g}" in err
     assert cli("export", "run=there", "--format", "torch-export", "--out", "student.pt2").code == 0
     exported = torch.export.load("student.pt2").module()
     torch.testing.assert_close(exported(test.x[:7]), run.model.outputs(test.x[:7]))

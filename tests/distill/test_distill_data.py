@@ -72,11 +72,11 @@ def test_bytes_give_the_bits_of_numbers_and_are_read_by_mini_batch(
     monkeypatch.setattr(data, "normalised", normalised)
     experiment = distilled(stored, **settings)
     assert experiment.data.train.x.stored.data_ptr() == stored.train.x.data_ptr(), "nothing was copied"
-    found = distill.run(experiment)
+    result = distill.run(experiment)
     assert max(read) == 16
-    assert torch.equal(weights(found.model), weights(expected.model))
-    for one, other in zip(found.history, expected.history, strict=True):
-        assert {**one, "seconds": 0} == {**other, "seconds": 0}
+    assert torch.equal(weights(result.model), weights(expected.model))
+    for record, reference in zip(result.history, expected.history, strict=True):
+        assert {**record, "seconds": 0} == {**reference, "seconds": 0}
 
 
 @pytest.fixture
@@ -101,9 +101,9 @@ def test_a_mapped_file_stays_on_disk(folder: Path) -> None:
 
 
 def test_the_command_line_keeps_bytes(folder: Path) -> None:
-    found = build(DISTILL.resolve([f"data=npz:{folder}", "model=mlp", "teacher=mlp"])).data
-    assert found.train.arrays.x.dtype == torch.uint8
-    assert found.train.first.x.dtype == torch.float32
+    splits = build(DISTILL.resolve([f"data=npz:{folder}", "model=mlp", "teacher=mlp"])).data
+    assert splits.train.arrays.x.dtype == torch.uint8
+    assert splits.train.first.x.dtype == torch.float32
 
 
 @pytest.mark.parametrize(("free", "place"), [(10_000, "meta"), (2_000, "cpu")])
@@ -120,8 +120,8 @@ def test_a_gpu_takes_what_fills_at_most_half_of_its_memory(
 
 def test_a_source_without_test_samples_sets_some_aside() -> None:
     """As a table, which is one file: a fifth, the same whatever else is set aside."""
-    whole = photographs()
-    source = replace(whole, test=whole.test.take(torch.zeros(0, dtype=torch.long)))
+    photos = photographs()
+    source = replace(photos, test=photos.test.take(torch.zeros(0, dtype=torch.long)))
     parts = Splits.of(source, validation=0.25)
     assert [len(part) for part in (parts.train, parts.validation, parts.test)] == [36, 12, 12]
     assert parts.test.y.bincount().tolist() == [4, 4, 4]
@@ -129,7 +129,7 @@ def test_a_source_without_test_samples_sets_some_aside() -> None:
     assert rows.sort().values.tolist() == list(range(60))
     assert torch.equal(Splits.of(source, validation=0.0).test.y, parts.test.y)
     assert parts.about["held_out"] == 0.2
-    assert "held_out" not in Splits.of(whole).about
+    assert "held_out" not in Splits.of(photos).about
     numbers = replace(source, train=replace(source.train, y=source.train.y.double()))
     with pytest.raises(DataError, match="the targets are numbers"):
         Splits.of(numbers)

@@ -66,25 +66,25 @@ def test_the_warm_start_is_a_run_of_cross_entropy(vectors: Problem, tmp_path: Pa
     first = distill.run(vectors.experiment(ce(), epochs=3), tmp_path / "ce")
     assert first.summary["passes"] == 3
     for method in (kd(), disk(delta=0.2)):
-        warmed = distill.run(vectors.experiment(method, epochs=9, warmup_epochs=3))
-        begun = distill.run(vectors.experiment(method, epochs=9, start=tmp_path / "ce"))
-        assert torch.equal(weights(warmed.model), weights(begun.model))
-        assert warmed.summary["passes"] == begun.summary["passes"] == 9
+        with_warmup = distill.run(vectors.experiment(method, epochs=9, warmup_epochs=3))
+        from_run = distill.run(vectors.experiment(method, epochs=9, start=tmp_path / "ce"))
+        assert torch.equal(weights(with_warmup.model), weights(from_run.model))
+        assert with_warmup.summary["passes"] == from_run.summary["passes"] == 9
 
 
 def test_a_warm_start_is_a_run_of_cross_entropy_alone(vectors: Problem, tmp_path: Path):
     """Of runs begun in Python, whose settings are not stored, and of other tasks, whose methods have names too."""
     distill.run(vectors.experiment(kd(warm=False), epochs=1), tmp_path / "kd")
     fl.run("fedavg", fl.data.federate("digits", "iid", clients=2), "mlp", rounds=1, out=tmp_path / "fedavg")
-    for start, told in (("kd", "a distill run of 'kd'"), ("fedavg", "a federated run of ")):
-        with pytest.raises(ConfigError, match=f"is {told}.*, but a warm start is a distill run of 'ce'"):
+    for start, description in (("kd", "a distill run of 'kd'"), ("fedavg", "a federated run of ")):
+        with pytest.raises(ConfigError, match=f"is {description}.*, but a warm start is a distill run of 'ce'"):
             distill.run(vectors.experiment(kd(), epochs=3, start=tmp_path / start))
 
 
 def test_a_warm_start_knows_the_same_classes(vectors: Problem, tmp_path: Path) -> None:
     def with_names(*names: str) -> Problem:
         data = {p: getattr(vectors.data, p) for p in ("train", "validation", "test")}
-        data = {p: replace(own, arrays=replace(own.arrays, names=names)) for p, own in data.items()}
+        data = {p: replace(part, arrays=replace(part.arrays, names=names)) for p, part in data.items()}
         return vectors._replace(data=replace(vectors.data, **data))
 
     distill.run(with_names("a", "b", "c").experiment(ce(), epochs=1), tmp_path / "ce")
@@ -105,10 +105,10 @@ def test_full_help_on_all_classes_frees_the_student_of_easy_answers():
     from fedloom.parts.objectives.guidance import guided
 
     student, teacher = torch.randn(9, 4, dtype=torch.float64), torch.randn(9, 4, dtype=torch.float64)
-    free = guided(student, teacher, torch.ones(9, dtype=torch.float64), 4.0, 2.0, 4)
-    held = guided(student, teacher, torch.zeros(9, dtype=torch.float64), 4.0, 2.0, 4)
-    assert bool((free < 0).all())
-    assert bool((held > 0).all())
+    full_help = guided(student, teacher, torch.ones(9, dtype=torch.float64), 4.0, 2.0, 4)
+    without_help = guided(student, teacher, torch.zeros(9, dtype=torch.float64), 4.0, 2.0, 4)
+    assert bool((full_help < 0).all())
+    assert bool((without_help > 0).all())
 
 
 @dataclass(frozen=True)
@@ -120,10 +120,10 @@ class Doubled(Labels):
 
 
 def test_a_method_of_ones_own_is_a_record(vectors: Problem):
-    own = Distiller("own", (Doubled(0.25), Response(0.5)), warm=False)
+    custom = Distiller("own", (Doubled(0.25), Response(0.5)), warm=False)
     plain = kd(0.5, warm=False)
     assert torch.allclose(
-        weights(distill.run(vectors.experiment(own)).model),
+        weights(distill.run(vectors.experiment(custom)).model),
         weights(distill.run(vectors.experiment(plain)).model),
         atol=1e-12,
     )

@@ -35,12 +35,12 @@ def pair() -> NetworkPair:
     """What two networks with two maps each say."""
     draw = torch.Generator().manual_seed(3)
 
-    def said(width: int, sizes: list[tuple[int, int]]) -> Outputs:
+    def random_outputs(width: int, sizes: list[tuple[int, int]]) -> Outputs:
         maps = tuple(torch.rand(N, c, s, s, generator=draw, dtype=torch.float64) for c, s in sizes)
         logits = torch.randn(N, C, generator=draw, dtype=torch.float64)
         return Outputs(logits, torch.randn(N, width, generator=draw, dtype=torch.float64), maps)
 
-    return NetworkPair(said(5, [(2, 8), (3, 4)]), said(7, [(4, 8), (6, 2)]), torch.arange(N) % C)
+    return NetworkPair(random_outputs(5, [(2, 8), (3, 4)]), random_outputs(7, [(4, 8), (6, 2)]), torch.arange(N) % C)
 
 
 def convolved(x: np.ndarray, layer: nn.Module) -> np.ndarray:
@@ -87,8 +87,8 @@ def through(x: np.ndarray, layers: nn.Module) -> np.ndarray:
     return x
 
 
-def close(found: Tensor, expected: np.ndarray) -> None:
-    np.testing.assert_allclose(found.detach().numpy(), expected, rtol=1e-10, atol=1e-12)
+def close(actual: Tensor, expected: np.ndarray) -> None:
+    np.testing.assert_allclose(actual.detach().numpy(), expected, rtol=1e-10, atol=1e-12)
 
 
 def numpy(t: Tensor) -> np.ndarray:
@@ -173,32 +173,32 @@ def test_attention(pair: NetworkPair):
     close(term.loss(pair, layers), 2 * expected / 2)
 
 
-def sizes(said: Outputs):
+def sizes(outputs: Outputs):
     from fedloom_apps.distill.method import Sizes
 
-    maps = tuple((m.shape[1], m.shape[2], m.shape[3]) for m in said.maps)
-    return Sizes(said.logits.shape[1], said.features.shape[1], maps, pooled=False)
+    maps = tuple((m.shape[1], m.shape[2], m.shape[3]) for m in outputs.maps)
+    return Sizes(outputs.logits.shape[1], outputs.features.shape[1], maps, pooled=False)
 
 
 def test_guide(pair: NetworkPair):
     net = GuideNet(7, C).double()
-    said = np.concatenate([numpy(pair.guidance.features), numpy(pair.guidance.logits)], 1)
-    hidden = through(said, net.body)
+    inputs = np.concatenate([numpy(pair.guidance.features), numpy(pair.guidance.logits)], 1)
+    hidden = through(inputs, net.body)
     logit = hidden @ numpy(net.head.weight)[0] + numpy(net.head.bias)[0]
     close(net(pair.guidance.features, pair.guidance.logits), 1 / (1 + np.exp(-logit)))
     assert [p.shape[0] for p in net.parameters() if p.ndim == 2] == [64, 128, 1]
 
 
 def test_the_deployed_model_is_the_teachers_head_on_the_students_features(images: Problem):
-    learner, (own, theirs) = make_learner(
+    learner, (student_sizes, teacher_sizes) = make_learner(
         simkd(), images.student().double(), images.teacher, (1, 8, 8), SGDConfig(batch_size=16), 0, torch.float64
     )
-    assert own.pooled
-    assert theirs.pooled
+    assert student_sizes.pooled
+    assert teacher_sizes.pooled
     x = images.data.test.x[:]
     learner.eval()
-    said = learner.forward_student(x)
-    expected = images.teacher.head(learner.of(0)(said.maps[-1]).mean((2, 3)))  # type: ignore[operator, misc]
+    outputs = learner.forward_student(x)
+    expected = images.teacher.head(learner.of(0)(outputs.maps[-1]).mean((2, 3)))  # type: ignore[operator, misc]
     torch.testing.assert_close(learner(x), expected)
 
 
@@ -210,5 +210,5 @@ def test_the_loss_of_a_method_is_the_sum_of_its_terms(images: Problem, method):
     x, y = images.data.train.x[:16], images.data.train.y[:16]
     with torch.no_grad():
         pair = NetworkPair(learner.forward_student(x), FeatureTap(images.teacher.eval(), maps=True)(x), y)
-        each = [term.loss(pair, learner.of(n)) for n, term in enumerate(method.terms)]
-        torch.testing.assert_close(learner.losses(pair), sum(each))
+        losses = [term.loss(pair, learner.of(n)) for n, term in enumerate(method.terms)]
+        torch.testing.assert_close(learner.losses(pair), sum(losses))

@@ -53,8 +53,8 @@ def test_a_student_ends_near_that_of_full_precision_and_is_evaluated_exactly(
     rough = distill.run(problem.experiment(method, training=BF16, **settings))
     again = distill.run(problem.experiment(method, training=BF16, **settings))
     assert torch.equal(weights(rough.model), weights(again.model))
-    moved, apart = weights(exact.model), weights(exact.model) - weights(rough.model)
-    assert 0 < apart.norm() < 0.1 * moved.norm()
+    exact_weights, difference = weights(exact.model), weights(exact.model) - weights(rough.model)
+    assert 0 < difference.norm() < 0.1 * exact_weights.norm()
     assert {t.dtype for t in rough.model.state_dict().values() if t.is_floating_point()} == {torch.float32}
     test = problem.data.test
     with torch.no_grad():

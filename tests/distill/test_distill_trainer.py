@@ -56,19 +56,19 @@ def test_guide_and_student_move_in_turns(images: Problem, method: Distiller, mon
     real_guide, real_student = task.guide_pass, task.student_pass
 
     def guide_pass(bench: Any, method: Any, now: Any, net: nn.Module, *rest: Any) -> float:
-        student, own = snapshot(learners[0]), snapshot(net)
+        student, before = snapshot(learners[0]), snapshot(net)
         value = real_guide(bench, method, now, net, *rest)  # type: ignore[arg-type]
         assert torch.equal(student, snapshot(learners[0])), "the guide's pass left the student alone"
-        assert not torch.equal(own, snapshot(net))
+        assert not torch.equal(before, snapshot(net))
         moved.append("g")
         guides.append(net)
         return value
 
     def student_pass(bench: Any, learner: nn.Module, *rest: Any) -> float:
-        own = snapshot(learner)
+        before = snapshot(learner)
         guide = snapshot(guides[-1]) if guides else None
         value = real_student(bench, learner, *rest)  # type: ignore[arg-type]
-        assert not torch.equal(own, snapshot(learner))
+        assert not torch.equal(before, snapshot(learner))
         if guide is not None:
             assert torch.equal(guide, snapshot(guides[-1])), "the student's pass left the guide alone"
         moved.append("s")
@@ -79,10 +79,10 @@ def test_guide_and_student_move_in_turns(images: Problem, method: Distiller, mon
 
     def look(bench: Any, learner: nn.Module, *rest: Any) -> Any:
         learners[:] = [learner]
-        own = snapshot(learner)
-        found = real_look(bench, learner, *rest)  # type: ignore[arg-type]
-        assert torch.equal(own, snapshot(learner)), "looking changes no statistics"
-        return found
+        before = snapshot(learner)
+        result = real_look(bench, learner, *rest)  # type: ignore[arg-type]
+        assert torch.equal(before, snapshot(learner)), "looking changes no statistics"
+        return result
 
     monkeypatch.setattr(task, "guide_pass", guide_pass)
     monkeypatch.setattr(task, "student_pass", student_pass)
@@ -93,11 +93,11 @@ def test_guide_and_student_move_in_turns(images: Problem, method: Distiller, mon
 
 
 def test_the_guide_spends_what_it_may(vectors: Problem):
-    def spent(delta: float) -> float:
+    def spending(delta: float) -> float:
         method = disk(delta=delta, lam_min=50.0, lam_max=50.0, guide_lr=0.01, top_k=1)
         return distill.run(vectors.experiment(method, epochs=13, warmup_epochs=1)).history[-1]["guide/spent"]
 
-    little, much = spent(0.02), spent(1.0)
+    little, much = spending(0.02), spending(1.0)
     assert little < much / 2, (little, much)
 
 
@@ -166,9 +166,13 @@ def test_kept_answers_of_a_stranger_are_arrays_of_this_teacher(
 def test_kept_answers_are_those_of_the_batch(images: Problem):
     images.teacher.eval()
     x, rows = images.data.train.x, torch.tensor([4, 0, 9])
-    kept = TeacherCache(images.teacher, x, (0, 1), "memory").at(rows)
-    asked = TeacherCache(images.teacher, x, (0, 1), "none").at(rows)
-    for a, b in zip((kept.logits, kept.features, *kept.maps), (asked.logits, asked.features, *asked.maps), strict=True):
+    cached = TeacherCache(images.teacher, x, (0, 1), "memory").at(rows)
+    computed = TeacherCache(images.teacher, x, (0, 1), "none").at(rows)
+    for a, b in zip(
+        (cached.logits, cached.features, *cached.maps),
+        (computed.logits, computed.features, *computed.maps),
+        strict=True,
+    ):
         torch.testing.assert_close(a, b)
 
 
@@ -186,18 +190,18 @@ class Stop(Callback):
 def content(out: Path) -> dict[str, Any]:
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     summary = json.loads((out / "summary.json").read_text())
-    found = {"metrics": [{k: v for k, v in r.items() if k != "seconds"} for r in records]}
-    found |= {"summary": {k: v for k, v in summary.items() if k not in ("seconds", "warnings")}}
-    found |= {name: (out / name).read_bytes() for name in ("model.safetensors", "last.safetensors")}
+    contents = {"metrics": [{k: v for k, v in r.items() if k != "seconds"} for r in records]}
+    contents |= {"summary": {k: v for k, v in summary.items() if k not in ("seconds", "warnings")}}
+    contents |= {name: (out / name).read_bytes() for name in ("model.safetensors", "last.safetensors")}
     if (out / "guide.parquet").exists():
-        found["guide"] = pq.read_table(out / "guide.parquet")["g"].to_pylist()
-    return found
+        contents["guide"] = pq.read_table(out / "guide.parquet")["g"].to_pylist()
+    return contents
 
 
 @pytest.mark.parametrize("name", kinds(distillers.names(), ("kd", "disk", "simkd_disk")))
 def test_a_run_that_was_stopped_goes_on_to_the_same_bits(images: Problem, name: str, tmp_path: Path):
     experiment = images.experiment(distillers.make(name), epochs=8, warmup_epochs=2 if name in ("kd", "disk") else None)
-    distill.run(experiment, tmp_path / "whole")
+    distill.run(experiment, tmp_path / "full")
     out = tmp_path / "stopped"
     last = 1
     for after in (1, 3):  # once in the warm start of those that have one
@@ -209,7 +213,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(images: Problem, name: 
     killed = out / "checkpoint" / f"round-{last:06d}"
     shutil.rmtree(killed)  # as if it had been killed before that checkpoint was written
     distill.run(experiment, out, resume=True)
-    assert content(out) == content(tmp_path / "whole")
+    assert content(out) == content(tmp_path / "full")
 
 
 @pytest.mark.parametrize("name", ["kd", "disk"])
@@ -217,7 +221,7 @@ def test_a_pass_that_was_broken_off_is_made_again(
     images: Problem, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     experiment = images.experiment(distillers.make(name), epochs=12, warmup_epochs=2)
-    distill.run(experiment, tmp_path / "whole")
+    distill.run(experiment, tmp_path / "full")
     real, calls = learner.step, [0]
 
     def step(*args: Any) -> float:
@@ -230,7 +234,7 @@ def test_a_pass_that_was_broken_off_is_made_again(
     with pytest.raises(KeyboardInterrupt):
         distill.run(experiment, tmp_path / "stopped")
     distill.run(experiment, tmp_path / "stopped", resume=True)
-    assert content(tmp_path / "stopped") == content(tmp_path / "whole")
+    assert content(tmp_path / "stopped") == content(tmp_path / "full")
 
 
 def test_equal_seeds_give_equal_bits_and_others_do_not(images: Problem):
@@ -251,8 +255,8 @@ def test_another_experiment_is_not_continued(images: Problem, tmp_path: Path):
         distill.run(images.experiment(kd(), epochs=4), tmp_path / "run", resume=True)
 
 
-def cut(named: dict[str, Tensor], place: str) -> dict[str, Tensor]:
-    return {key: value[:-1] if key.startswith(place) and value.ndim else value for key, value in named.items()}
+def cut(tensors: dict[str, Tensor], place: str) -> dict[str, Tensor]:
+    return {key: value[:-1] if key.startswith(place) and value.ndim else value for key, value in tensors.items()}
 
 
 FORGERIES: dict[str, tuple[Callable[[dict[str, Tensor]], dict[str, Tensor]], dict[str, Any], str]] = {
@@ -267,26 +271,26 @@ FORGERIES: dict[str, tuple[Callable[[dict[str, Tensor]], dict[str, Tensor]], dic
 }
 
 
-@pytest.mark.parametrize(("change", "facts", "told"), FORGERIES.values(), ids=FORGERIES)
+@pytest.mark.parametrize(("change", "facts", "sentence"), FORGERIES.values(), ids=FORGERIES)
 def test_a_state_that_cannot_have_been_is_refused(
-    vectors: Problem, change: Callable[[dict[str, Tensor]], dict[str, Tensor]], facts: dict[str, Any], told: str,
+    vectors: Problem, change: Callable[[dict[str, Tensor]], dict[str, Tensor]], facts: dict[str, Any], sentence: str,
     tmp_path: Path,
 ) -> None:  # fmt: skip
     experiment = vectors.experiment(disk(), epochs=9, warmup_epochs=1)
     distill.run(experiment, tmp_path, checkpoint_every=1)
     shutil.rmtree(max((tmp_path / "checkpoint").iterdir()))
     place = forge_checkpoint(tmp_path, "state", change, facts)
-    with pytest.raises(CheckpointError, match=rf"the checkpoint {place} cannot be used \(.*{told}"):
+    with pytest.raises(CheckpointError, match=rf"the checkpoint {place} cannot be used \(.*{sentence}"):
         distill.run(experiment, tmp_path, resume=True)
 
 
 def test_a_run_that_has_lost_its_configuration_does_not_begin_anew(images: Problem, tmp_path: Path):
     distill.run(images.experiment(kd(), epochs=2), tmp_path / "run")
     (tmp_path / "run" / "config.yaml").unlink()
-    kept = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     with pytest.raises(CheckpointError, match=r"has lost its config\.yaml, although rounds are on record"):
         distill.run(images.experiment(kd(), epochs=2), tmp_path / "run", resume=True)
-    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == kept
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
 
 
 def test_the_reported_model_is_the_best_on_validation_samples(images: Problem):
@@ -295,8 +299,8 @@ def test_the_reported_model_is_the_best_on_validation_samples(images: Problem):
     best = max(main, key=lambda r: (r["validation/accuracy"], -r["validation/cross_entropy"]))
     assert run.summary["selected"]["round"] == best["round"]
     assert run.summary["selected"]["accuracy"] == best["global/accuracy"]
-    found = dict(task.evaluate(run.model, images.data.to_device(torch.float64, "cpu").test))
-    assert found["accuracy"] == best["global/accuracy"], "and it is the model that was returned"
+    metrics = dict(task.evaluate(run.model, images.data.to_device(torch.float64, "cpu").test))
+    assert metrics["accuracy"] == best["global/accuracy"], "and it is the model that was returned"
     assert run.summary["as_published"]["accuracy"] == max(r["global/accuracy"] for r in main)
 
 
@@ -314,10 +318,10 @@ def test_selection_looks_past_the_warm_start():
         {"round": 2, "phase": "main", "validation/accuracy": 0.5, "global/accuracy": 0.6},
         {"round": 3, "phase": "main", "validation/accuracy": 0.4, "global/accuracy": 0.7},
     ]
-    chosen, on_test = selected_record(records), best_test_record(records)
-    assert chosen is not None
+    on_validation, on_test = selected_record(records), best_test_record(records)
+    assert on_validation is not None
     assert on_test is not None
-    assert (chosen["round"], on_test["round"]) == (2, 3)
+    assert (on_validation["round"], on_test["round"]) == (2, 3)
 
 
 def test_of_equally_accurate_models_the_surest_is_reported():
@@ -342,8 +346,8 @@ def test_a_run_that_is_stopped_in_its_warm_start_returns_the_student_as_it_is(ve
 
     run = distill.run(vectors.experiment(disk(), epochs=8), tmp_path / "run", callbacks=[Enough()])
     assert (run.summary["status"], run.history[-1]["phase"], run.summary["selected"]) == ("stopped", "warm", None)
-    found = dict(task.evaluate(run.model, vectors.data.to_device(torch.float64, "cpu").test))
-    assert found["accuracy"] == run.history[-1]["global/accuracy"]
+    metrics = dict(task.evaluate(run.model, vectors.data.to_device(torch.float64, "cpu").test))
+    assert metrics["accuracy"] == run.history[-1]["global/accuracy"]
     stored = load_file(tmp_path / "run" / "model.safetensors")
     assert all(torch.equal(value, stored[name]) for name, value in run.model.state_dict().items())
 
@@ -366,16 +370,16 @@ def test_a_teacher_may_be_a_federated_run_or_one_of_distillation(digits: Splits,
     from fedloom_apps.distill import DistillExperiment
 
     make = partial(models.make, "mlp", classes=10, inputs=(1, 8, 8))
-    known = {"name": "mlp", "hidden": [16]}
+    model_config = {"name": "mlp", "hidden": [16]}
     federated = Experiment(
         methods.fedavg(),
         federate("digits", "iid", clients=4),
         partial(make, hidden=(16,)),
         rounds=1,
-        config={"model": known},
+        config={"model": model_config},
     )
     run(federated, tmp_path / "federated")
-    central = {"command": "distill", "method": {"name": "ce"}, "model": known}
+    central = {"command": "distill", "method": {"name": "ce"}, "model": model_config}
     distill.run(
         DistillExperiment(ce(), digits, partial(make, hidden=(16,)), epochs=1, config=central),
         tmp_path / "central",

@@ -26,7 +26,7 @@ PROXIMAL = replace(fedprox(mu=0.2), mixing=Uniform())
 BUFFERED = {"rounds": 6, "schedule": Buffered(2), "devices": Lognormal(sigma=1.5, memory=1e9)}
 
 
-def sent(result: RunResult) -> Tensor:
+def broadcast_model(result: RunResult) -> Tensor:
     """What the clients of the next round would receive."""
     return result.snapshot.server.broadcast(result.trained.plan).theta
 
@@ -48,20 +48,20 @@ def test_clients_receive_the_models_of_nesterovs_momentum(drift: Drift, where: d
     method = replace(PROXIMAL, drift=drift)
     far = go(replace(method, server=SGD(0.7, 0.6, nesterov=True)), **where)
     ahead = go(replace(method, server=Accelerated(0.7, 0.6)), **where)
-    torch.testing.assert_close(sent(ahead), far.snapshot.server.theta, rtol=0, atol=1e-13)
+    torch.testing.assert_close(broadcast_model(ahead), far.snapshot.server.theta, rtol=0, atol=1e-13)
     m = ahead.snapshot.server.parts["server"]["m"]
-    torch.testing.assert_close(ahead.snapshot.server.theta, sent(ahead) + 0.7 * 0.6 * m, rtol=0, atol=1e-13)
-    assert (sent(ahead) - ahead.snapshot.server.theta).abs().max() > 1e-2
+    torch.testing.assert_close(ahead.snapshot.server.theta, broadcast_model(ahead) + 0.7 * 0.6 * m, rtol=0, atol=1e-13)
+    assert (broadcast_model(ahead) - ahead.snapshot.server.theta).abs().max() > 1e-2
 
 
-SEEN: list[tuple[Context, Tensor]] = []
+RECORDS: list[tuple[Context, Tensor]] = []
 
 
 class Noted(Drift):
     """Notes what a client sees, and the model that it trained."""
 
     def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
-        SEEN.append((ctx, ctx.received - update))
+        RECORDS.append((ctx, ctx.received - update))
         return ClientEnd(ctx.state, {}, update)
 
 
@@ -71,17 +71,17 @@ class Hearing(Noted):
 
 def test_the_model_is_the_plain_mean_of_the_clients_models() -> None:
     """As the authors' code has it, for η = 1."""
-    SEEN.clear()
+    RECORDS.clear()
     result = go(replace(fedacg(), drift=Noted()), rounds=3)
-    models = [model for ctx, model in SEEN if ctx.round == 2]
+    models = [model for ctx, model in RECORDS if ctx.round == 2]
     torch.testing.assert_close(result.snapshot.server.theta, torch.stack(models).mean(0), rtol=0, atol=1e-13)
 
 
 def test_what_clients_hear_of_others_is_what_those_receive() -> None:
-    SEEN.clear()
+    RECORDS.clear()
     go(replace(fedacg(), drift=Hearing(), topology=Cores()), rounds=3)
-    received = {(ctx.round, ctx.client): ctx.received for ctx, _ in SEEN}
-    for ctx, _ in SEEN:
+    received = {(ctx.round, ctx.client): ctx.received for ctx, _ in RECORDS}
+    for ctx, _ in RECORDS:
         assert ctx.heard is not None
         for other, theta in ctx.heard.models.items():
             assert torch.equal(theta, received[ctx.round, other])

@@ -55,9 +55,9 @@ def test_maml_on_quadratics_by_hand(steps: int, second_order: bool) -> None:
     def loss(out: Output, batch: Batch) -> torch.Tensor:
         return out.logits @ batch.x @ out.logits / 2 - batch.y @ out.logits
 
-    def whole(at: torch.Tensor) -> torch.Tensor:
-        predict, known = Maml(0.3, steps, second_order).adapt(forward, at, Batch(support, b_support), loss)
-        assert known is None
+    def query_loss(at: torch.Tensor) -> torch.Tensor:
+        predict, predictable = Maml(0.3, steps, second_order).adapt(forward, at, Batch(support, b_support), loss)
+        assert predictable is None
         return loss(predict(query), Batch(query, b_query))
 
     shrink = torch.eye(4, dtype=torch.float64) - 0.3 * support
@@ -67,7 +67,7 @@ def test_maml_on_quadratics_by_hand(steps: int, second_order: bool) -> None:
     outer = query @ moved - b_query
     if second_order:
         outer = torch.linalg.matrix_power(shrink, steps) @ outer
-    torch.testing.assert_close(torch.func.grad(whole)(w), outer, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(torch.func.grad(query_loss)(w), outer, rtol=1e-12, atol=1e-12)
 
 
 def test_prototypes_name_the_nearest_mean_and_only_classes_they_have_seen() -> None:
@@ -75,9 +75,9 @@ def test_prototypes_name_the_nearest_mean_and_only_classes_they_have_seen() -> N
         return Output(torch.zeros(len(x), 4), x * theta)
 
     support = Batch(torch.tensor([[0.0, 0.0], [0.0, 2.0], [4.0, 0.0]]), torch.tensor([1, 1, 3]))
-    predict, known = Prototypes().adapt(forward, torch.ones(2), support, lambda out, batch: out.logits.sum())
-    assert known is not None
-    assert known.tolist() == [False, True, False, True]
+    predict, predictable = Prototypes().adapt(forward, torch.ones(2), support, lambda out, batch: out.logits.sum())
+    assert predictable is not None
+    assert predictable.tolist() == [False, True, False, True]
     logits = predict(torch.tensor([[0.0, 1.0], [3.0, 0.0]])).logits
     assert logits.argmax(1).tolist() == [1, 3]
     assert logits[0, 1].item() == 0
@@ -89,7 +89,7 @@ def test_prototypes_name_the_nearest_mean_and_only_classes_they_have_seen() -> N
 def test_anonymous_labels_do_not_hurt_prototypes_and_leave_a_plain_model_at_chance() -> None:
     """Real digits, five classes a client: under ALID every client has its own names for them."""
     digits = sources.make("digits")
-    found = {}
+    accuracy = {}
     for partition in ("acid", "alid"):
         dealt = partitions.make(partition, classes=5, samples=60, test_samples=15)
         federation = federate(digits, dealt, clients=20, seed=1)
@@ -106,17 +106,17 @@ def test_anonymous_labels_do_not_hurt_prototypes_and_leave_a_plain_model_at_chan
                     seed=0,
                 )
             )
-            found[partition, name] = result.history[-1]["clients/accuracy/mean"]
-    assert found["alid", "fedavg"] < 0.45, found
-    assert found["alid", "p_avg_proto"] > 0.85, found
-    assert abs(found["alid", "p_avg_proto"] - found["acid", "p_avg_proto"]) < 0.07, found
+            accuracy[partition, name] = result.history[-1]["clients/accuracy/mean"]
+    assert accuracy["alid", "fedavg"] < 0.45, accuracy
+    assert accuracy["alid", "p_avg_proto"] > 0.85, accuracy
+    assert abs(accuracy["alid", "p_avg_proto"] - accuracy["acid", "p_avg_proto"]) < 0.07, accuracy
 
 
 @pytest.mark.filterwarnings("ignore:partition:UserWarning")
 def test_a_model_that_is_adapted_at_inference_beats_itself_as_it_is() -> None:
     dealt = partitions.make("alid", classes=3, samples=60, test_samples=15)
     federation = federate(sources.make("digits"), dealt, clients=10, seed=1)
-    kept = {}
+    accuracy, thetas = {}, {}
     for name, part in {"none": None, "proto": Prototypes(False), "finetune": FineTune(0.5, 20)}.items():
         changes = {} if part is None else {"adaptation": part}
         result = run(
@@ -129,22 +129,21 @@ def test_a_model_that_is_adapted_at_inference_beats_itself_as_it_is() -> None:
                 evaluation=Evaluation(what=("clients",), every=5),
             )
         )
-        kept[name] = (result.history[-1]["clients/accuracy/mean"], theta(result))
-    assert np.array_equal(kept["none"][1], kept["proto"][1])
-    assert np.array_equal(kept["none"][1], kept["finetune"][1])
-    assert kept["proto"][0] > kept["none"][0] + 0.2
-    assert kept["finetune"][0] > kept["none"][0] + 0.2
+        accuracy[name], thetas[name] = result.history[-1]["clients/accuracy/mean"], theta(result)
+    for name in ("proto", "finetune"):
+        assert np.array_equal(thetas["none"], thetas[name])
+        assert accuracy[name] > accuracy["none"] + 0.2
 
 
 def test_fair_policies_see_the_loss_of_the_adapted_model() -> None:
     """F_i of a policy is the objective that clients really have; with no inner steps it is the plain one."""
-    found = [
+    thetas = [
         theta(go(Method("a", (CrossEntropy(),), adaptation=part, mixing=make("term", lam=3.0).mixing), local=LOCAL))
         for part in (Maml(steps=0), Maml(0.5, 2))
     ]
     plain = theta(go(make("term", lam=3.0), local=LOCAL))
-    np.testing.assert_allclose(found[0], plain, rtol=0, atol=1e-12)
-    assert np.abs(found[1] - plain).max() > 1e-4
+    np.testing.assert_allclose(thetas[0], plain, rtol=0, atol=1e-12)
+    assert np.abs(thetas[1] - plain).max() > 1e-4
 
 
 def test_two_models_cannot_be_adapted_as_one() -> None:
@@ -154,8 +153,8 @@ def test_two_models_cannot_be_adapted_as_one() -> None:
 
 def test_private_heads_and_adaptation_combine() -> None:
     method = Method("a", (CrossEntropy(),), personal=make("fedper").personal, adaptation=Maml(0.2))
-    found = [theta(go(method, local=LOCAL, engine=engine, cohort=4)) for engine in ("serial", "processes")]
-    np.testing.assert_array_equal(found[0], found[1])
+    thetas = [theta(go(method, local=LOCAL, engine=engine, cohort=4)) for engine in ("serial", "processes")]
+    np.testing.assert_array_equal(thetas[0], thetas[1])
     record = run(experiment(method, local=LOCAL, evaluation=Evaluation(what=("clients",)))).history[-1]
     assert 0 <= record["clients/accuracy/mean"] <= 1
 
@@ -184,8 +183,8 @@ def test_the_inner_gradient_is_the_same_inside_and_outside_of_a_transform(second
 
     def loss(at: torch.Tensor) -> torch.Tensor:
         pieces = at.split([shape.numel() for shape in shapes.values()])
-        named = {name: piece.view(shape) for piece, (name, shape) in zip(pieces, shapes.items(), strict=True)}
-        return torch.func.functional_call(net, named, (x,))[0].square().mean()
+        parameters = {name: piece.view(shape) for piece, (name, shape) in zip(pieces, shapes.items(), strict=True)}
+        return torch.func.functional_call(net, parameters, (x,))[0].square().mean()
 
     def adapted(at: torch.Tensor) -> torch.Tensor:
         return loss(at - 0.3 * slope_at(loss, at, second_order))
@@ -213,8 +212,8 @@ def test_the_adapted_loss_is_differentiated_through_batch_statistics(part: Adapt
     plan = FederatedTask(experiment(method, **settings)).plan
     samples = plan.data.client(0)
     support, query = (Batch(samples.x[at], samples.y[at]) for at in (slice(0, 8), slice(8, 16)))
-    seen = {place: Context(plan.theta0, {}, {}, {}, 1.0, 1, 0.1, 0, plan.facts) for place in plan.method.parts}
-    value = objective(plan, Net(plan.model, plan), plan.buffers0.clone(), support, query, seen)
+    contexts = {place: Context(plan.theta0, {}, {}, {}, 1.0, 1, 0.1, 0, plan.facts) for place in plan.method.parts}
+    value = objective(plan, Net(plan.model, plan), plan.buffers0.clone(), support, query, contexts)
     slope, _ = gradient(value, plan.theta0)
     along = torch.randn(len(slope), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     ahead, behind = (float(value(plan.theta0 + step * along)) for step in (1e-5, -1e-5))
@@ -230,6 +229,6 @@ def test_test_samples_of_classes_that_a_client_never_saw_are_a_warning() -> None
     few = replace(data.train, index=Index.of([data.train.index[0][alone.numpy()], data.train.index[1]]))
     same = {"federation": replace(data, train=few, held_out=data.train), "rounds": 1}
     same |= {"evaluation": Evaluation(what=("clients",))}
-    (said,) = go(Method("a", (CrossEntropy(),), adaptation=Prototypes()), **same).summary["warnings"]
-    assert said.startswith("some clients have test samples of classes that they have no training samples of")
+    (warning,) = go(Method("a", (CrossEntropy(),), adaptation=Prototypes()), **same).summary["warnings"]
+    assert warning.startswith("some clients have test samples of classes that they have no training samples of")
     assert not go(Method("a", (CrossEntropy(),), adaptation=Maml(0.3)), **same).summary["warnings"]

@@ -89,24 +89,24 @@ def test_dropout_goes_through_adaptation(part: Adaptation) -> None:
 @pytest.mark.parametrize("part", [FineTune(0.3, 3), Maml(0.3, 2, training=False), Prototypes(False)], ids=repr)
 def test_nothing_is_dropped_when_a_deployed_model_is_adapted(part: Adaptation) -> None:
     still = Local(epochs=1, batch_size=4, lr=1e-12)
-    found = [
+    records = [
         go(adapted(part), model=lambda p=p: dropping(p), local=still, evaluation=CLIENTS).history[-1]
         for p in (0.0, 0.5)
     ]
-    assert found[0]["clients/loss/mean"] == pytest.approx(found[1]["clients/loss/mean"], abs=1e-9)
+    assert records[0]["clients/loss/mean"] == pytest.approx(records[1]["clients/loss/mean"], abs=1e-9)
 
 
 def test_a_private_head_is_adapted_where_it_lives() -> None:
     """With steps of length 0 the deployed model is the client's own; with longer ones it starts from there."""
     head = {"personal": make("fedper").personal}
-    found = {
+    runs = {
         lr: go(adapted(FineTune(lr, 2), **head), local=LOCAL, evaluation=CLIENTS, engine=kind)
         for lr, kind in ((0.0, "serial"), (0.5, "processes"))
     }
     plain = go("fedper", local=LOCAL, evaluation=CLIENTS)
-    assert_same_state(found[0.0].snapshot, plain.snapshot)
-    assert_same_state(found[0.5].snapshot, plain.snapshot)
-    losses = [r.history[-1]["clients/loss/mean"] for r in (found[0.0], plain, found[0.5])]
+    assert_same_state(runs[0.0].snapshot, plain.snapshot)
+    assert_same_state(runs[0.5].snapshot, plain.snapshot)
+    losses = [r.history[-1]["clients/loss/mean"] for r in (runs[0.0], plain, runs[0.5])]
     assert losses[0] == pytest.approx(losses[1], abs=1e-12)
     assert losses[2] != pytest.approx(losses[1], abs=1e-4)
 
@@ -120,57 +120,57 @@ def test_fair_policies_agree_on_all_engines(part: Adaptation) -> None:
 
 
 def worker_of(part: Adaptation) -> tuple[Live, Server]:
-    chosen = experiment(adapted(part), federation=renamed())
-    plan = make_plan(chosen, chosen.federation, "cpu")
+    federation = renamed()
+    plan = make_plan(experiment(adapted(part), federation=federation), federation, "cpu")
     return Live(plan), Server.initial(plan, plan.theta0, plan.buffers0)
 
 
 def test_the_loss_of_prototypes_by_hand() -> None:
     """F_i(θ^t) of a client: class means on all its samples, and the cross entropy of the distances on the same."""
     worker, server = worker_of(Prototypes())
-    found = worker.losses(server.broadcast(worker.plan), np.arange(6), lambda client: {})
+    losses = worker.losses(server.broadcast(worker.plan), np.arange(6), lambda client: {})
     body = tanh_net().double().get_submodule("body")
     for client in range(6):
-        mine = renamed().train.client(client)
+        samples = renamed().train.client(client)
         with torch.no_grad():
-            z = body(mine.x).numpy()
-        y = mine.y.numpy()
+            z = body(samples.x).numpy()
+        y = samples.y.numpy()
         names = np.unique(y)
         centres = np.array([z[y == k].mean(0) for k in names])
         logits = -((z[:, None] - centres) ** 2).sum(2)
         log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
-        assert found[client] == pytest.approx(-log_p[np.arange(len(y)), np.searchsorted(names, y)].mean(), abs=1e-12)
+        assert losses[client] == pytest.approx(-log_p[np.arange(len(y)), np.searchsorted(names, y)].mean(), abs=1e-12)
 
 
 @pytest.mark.parametrize("part", [Maml(0.3, 2), FineTune(0.3, 3), Prototypes()], ids=repr)
 def test_no_forward_pass_grows_with_a_client(part: Adaptation, monkeypatch: pytest.MonkeyPatch) -> None:
     """Evaluation and a policy's losses go through large clients in pieces, and come to the same."""
-    seen: list[int] = []
+    batch_sizes: list[int] = []
 
     class Watched(Split):
         def features(self, x: Tensor) -> Tensor:
-            seen.append(len(x))
+            batch_sizes.append(len(x))
             return super().features(x)
 
         def forward(self, x: Tensor) -> Tensor:
             return self.head(self.features(x))
 
     def watched() -> nn.Module:
-        made = Watched(nn.Sequential(nn.Linear(FEATURES, 3), nn.Tanh()), 3)
-        made.load_state_dict(tanh_net().state_dict())
-        return made
+        net = Watched(nn.Sequential(nn.Linear(FEATURES, 3), nn.Tanh()), 3)
+        net.load_state_dict(tanh_net().state_dict())
+        return net
 
     method = adapted(part, mixing=make("term", lam=3.0).mixing)
     same = {"model": watched, "evaluation": CLIENTS, "local": Local(epochs=1, batch_size=3, lr=0.2)}
-    whole = go(method, **same)
-    assert max(seen) == 16, "the largest client at once"
-    seen.clear()
+    reference = go(method, **same)
+    assert max(batch_sizes) == 16, "the largest client at once"
+    batch_sizes.clear()
     monkeypatch.setattr(adapting, "PIECE", 3)
     monkeypatch.setattr(gradient, "PIECE", 3)
     monkeypatch.setattr("fedloom.compute.live.EVALUATION_BATCH", 3)
     pieces = go(method, **same)
-    assert max(seen) == 3
-    assert_same_run(whole, pieces, 1e-12)
+    assert max(batch_sizes) == 3
+    assert_same_run(reference, pieces, 1e-12)
 
 
 @pytest.mark.parametrize(
@@ -216,19 +216,21 @@ def test_clients_that_never_took_part_adapt_to_their_own_samples() -> None:
     """Real digits under names of their own: prototypes serve newcomers as well as members, a plain model nobody."""
     alid = partitions.make("alid", classes=4, samples=60, test_samples=16)
     federation = federate(sources.make("digits"), alid, clients=20, seed=1, unseen=0.25)
-    found = {}
-    for name in ("fedavg", "p_avg_proto"):
-        chosen = Experiment(
-            make(name),
-            federation,
-            lambda: models.make("mlp", classes=10, inputs=(1, 8, 8)),
-            rounds=10,
-            participation=0.5,
-            local=Local(steps=15, batch_size=20, lr=0.1, clip=10),
-            evaluation=Evaluation(what=("clients",), every=10),
-        )
-        found[name] = run(chosen).history[-1]
-    assert found["p_avg_proto"]["unseen/accuracy/clients"] == 5
-    assert found["p_avg_proto"]["unseen/accuracy/mean"] > 0.85
-    assert abs(found["p_avg_proto"]["unseen/accuracy/mean"] - found["p_avg_proto"]["seen/accuracy/mean"]) < 0.08
-    assert found["fedavg"]["unseen/accuracy/mean"] < 0.4
+    plain, proto = (
+        run(
+            Experiment(
+                make(name),
+                federation,
+                lambda: models.make("mlp", classes=10, inputs=(1, 8, 8)),
+                rounds=10,
+                participation=0.5,
+                local=Local(steps=15, batch_size=20, lr=0.1, clip=10),
+                evaluation=Evaluation(what=("clients",), every=10),
+            )
+        ).history[-1]
+        for name in ("fedavg", "p_avg_proto")
+    )
+    assert proto["unseen/accuracy/clients"] == 5
+    assert proto["unseen/accuracy/mean"] > 0.85
+    assert abs(proto["unseen/accuracy/mean"] - proto["seen/accuracy/mean"]) < 0.08
+    assert plain["unseen/accuracy/mean"] < 0.4

@@ -38,7 +38,7 @@ from fedloom.parts.personal.architectures import for_networks
 from fedloom.timing.devices import Grades
 
 TINY = 1e-13
-WHOLE = Local(steps=3, batch_size=0, lr=0.2)
+FULL_BATCH = Local(steps=3, batch_size=0, lr=0.2)
 
 
 def deep(width: int = 5) -> nn.Module:
@@ -57,11 +57,11 @@ def normed(make_net: Callable[[], Any]) -> nn.Module:
     return net
 
 
-def both() -> nn.Module:
+def two_networks() -> nn.Module:
     return Several([tanh_net(), deep()])
 
 
-def own(name: str, *members: int, count: int = 2, **settings: Any) -> Any:
+def with_own_networks(name: str, *members: int, count: int = 2, **settings: Any) -> Any:
     return replace(make(name, **settings), personal=OwnArchitectures(count, members))
 
 
@@ -75,14 +75,14 @@ def private(result: Any, client: int) -> Tensor:
 )
 def test_equal_networks_are_one_network(name: str, entry: str) -> None:
     same: dict[str, Any] = {"cohort": 4, "drop_rate": 0.2, "rounds": 3, "evaluation": Evaluation(what=("clients",))}
-    twice = go(own(name, **GENTLE.get(name, {})), model=lambda: Several([tanh_net(), tanh_net()]), **same)
+    twice = go(with_own_networks(name, **GENTLE.get(name, {})), model=lambda: Several([tanh_net(), tanh_net()]), **same)
     once = go(name, **same)
-    held = [one.snapshot.server.parts["objective.1"][entry] for one in (twice, once)]
-    torch.testing.assert_close(*held, rtol=0, atol=TINY)
+    entries = [result.snapshot.server.parts["objective.1"][entry] for result in (twice, once)]
+    torch.testing.assert_close(*entries, rtol=0, atol=TINY)
     for client, _ in once.snapshot.store:
         torch.testing.assert_close(private(twice, client), private(once, client), rtol=0, atol=TINY)
     assert [r["comm/bytes"] for r in twice.history] == [r["comm/bytes"] for r in once.history]
-    losses = [[r["clients/loss/mean"] for r in one.history] for one in (twice, once)]
+    losses = [[r["clients/loss/mean"] for r in result.history] for result in (twice, once)]
     np.testing.assert_allclose(*losses, rtol=0, atol=1e-12)
 
 
@@ -92,19 +92,20 @@ def test_without_exchange_groups_are_federations_of_their_own(compute: str, chan
     networks = [partial(change, tanh_net), partial(change, deep)]
     method = replace(make("fedavg"), personal=Architectures(2, members))
     evaluation = Evaluation(what=("global", "clients"))
-    same: dict[str, Any] = {"local": WHOLE, "compute": compute, "evaluation": evaluation}
-    result = go(method, model=lambda: Several([one() for one in networks]), federation=federation, **same)
+    same: dict[str, Any] = {"local": FULL_BATCH, "compute": compute, "evaluation": evaluation}
+    result = go(method, model=lambda: Several([make_net() for make_net in networks]), federation=federation, **same)
     theta, buffers, record = result.snapshot.server.theta, result.snapshot.server.buffers, result.history[-1]
     for number, network in enumerate(networks):
-        size, states = (sum(each.numel() for each in of) for of in (network().parameters(), network().buffers()))
+        net = network()
+        size, states = (sum(tensor.numel() for tensor in group) for group in (net.parameters(), net.buffers()))
         part, own_buffers = (
-            slice(n) if not number else slice(len(of) - n, None) for n, of in ((size, theta), (states, buffers))
+            slice(n) if not number else slice(len(vector) - n, None) for n, vector in ((size, theta), (states, buffers))
         )
-        mine = [client for client in range(6) if members[client] == number]
+        clients = [client for client in range(6) if members[client] == number]
         few = replace(
             federation,
             **{
-                name: Split(split.arrays, Index.of([split.index[i] for i in mine]))
+                name: Split(split.arrays, Index.of([split.index[i] for i in clients]))
                 for name, split in vars(federation).items()
                 if name in ("train", "validation", "held_out")
             },
@@ -114,20 +115,20 @@ def test_without_exchange_groups_are_federations_of_their_own(compute: str, chan
         torch.testing.assert_close(buffers[own_buffers], alone.snapshot.server.buffers, rtol=0, atol=TINY)
         scope = "global/network_1" if number else "global"
         assert record[f"{scope}/loss"] == pytest.approx(alone.history[-1]["global/loss"], abs=1e-12)
-        both, x = (result.trained.client(mine[0]), alone.trained.client(0)), federation.test.x
-        torch.testing.assert_close(*(model.outputs(x) for model in both), rtol=0, atol=TINY)
+        pair, x = (result.trained.client(clients[0]), alone.trained.client(0)), federation.test.x
+        torch.testing.assert_close(*(model.outputs(x) for model in pair), rtol=0, atol=TINY)
         key = f"clients/network_{number}/accuracy/mean"
         assert record[key] == pytest.approx(alone.history[-1]["clients/accuracy/mean"], abs=1e-12)
 
 
 def test_prototypes_cross_networks_as_in_the_equations() -> None:
     """After one round C_y is the mean over all clients' samples of their own networks' features."""
-    made = go(own("fedproto"), model=both, rounds=1)
+    result = go(with_own_networks("fedproto"), model=two_networks, rounds=1)
     federation, sums, counts = classes(), np.zeros((CLASSES, 3)), np.zeros(CLASSES)
     for client in range(6):
         own_data = federation.train.client(client)
         x, y = own_data.x.numpy(), own_data.y.numpy()
-        w = [p.numpy() for p in made.trained.client(client).module.double().state_dict().values()]
+        w = [p.numpy() for p in result.trained.client(client).module.double().state_dict().values()]
         layers = w[:-2]
         assert len(layers) == 2 + 2 * (client % 2), "dealt in turn"
         for weight, bias in zip(layers[::2], layers[1::2], strict=True):
@@ -135,31 +136,31 @@ def test_prototypes_cross_networks_as_in_the_equations() -> None:
         np.add.at(sums, y, x)
         np.add.at(counts, y, 1)
     here = counts > 0
-    found = made.snapshot.server.parts["objective.1"]["prototypes"].numpy()
-    np.testing.assert_allclose(found[here], sums[here] / counts[here, None], rtol=0, atol=1e-6)
-    assert made.history[-1]["comm/up_params"] == 6 * CLASSES * 4
+    prototypes = result.snapshot.server.parts["objective.1"]["prototypes"].numpy()
+    np.testing.assert_allclose(prototypes[here], sums[here] / counts[here, None], rtol=0, atol=1e-6)
+    assert result.history[-1]["comm/up_params"] == 6 * CLASSES * 4
 
 
 def test_they_resume_run_in_processes_and_are_loaded_each_with_its_own_network(tmp_path: Path) -> None:
-    method, seen = own("fedproto", 1, 0, 1, 1, 0, 0), Evaluation(what=("clients",))
-    setting: dict[str, Any] = {"model": both, "cohort": 4, "evaluation": seen}
-    whole = run(experiment(method, rounds=4, **setting))
+    method = with_own_networks("fedproto", 1, 0, 1, 1, 0, 0)
+    setting: dict[str, Any] = {"model": two_networks, "cohort": 4, "evaluation": Evaluation(what=("clients",))}
+    full_run = run(experiment(method, rounds=4, **setting))
     run(experiment(method, rounds=2, **setting), tmp_path / "a")
     again = run(experiment(method, rounds=4, engine="processes", **setting), tmp_path / "a", resume=True)
-    assert_same_state(whole.snapshot, again.snapshot)
-    assert whole.history[-1]["clients/accuracy/mean"] == again.history[-1]["clients/accuracy/mean"]
+    assert_same_state(full_run.snapshot, again.snapshot)
+    assert full_run.history[-1]["clients/accuracy/mean"] == again.history[-1]["clients/accuracy/mean"]
     loaded = fl.load(tmp_path / "a", experiment(method, rounds=4, **setting))
     x = classes().test.x[:4]
     for client, depth in ((0, 2), (1, 1)):
-        assert torch.equal(loaded.client(client).predict(x), whole.trained.client(client).predict(x))
-        layers = [one for one in loaded.client(client).module.modules() if isinstance(one, nn.Tanh)]
+        assert torch.equal(loaded.client(client).predict(x), full_run.trained.client(client).predict(x))
+        layers = [layer for layer in loaded.client(client).module.modules() if isinstance(layer, nn.Tanh)]
         assert len(layers) == depth
 
 
 @pytest.mark.parametrize(
     ("method", "model", "alone"),
     [
-        (own("local", count=4), lambda: Several([tanh_net(), deep(4), deep(), deep(6)]), deep),
+        (with_own_networks("local", count=4), lambda: Several([tanh_net(), deep(4), deep(), deep(6)]), deep),
         (make("fml", alpha=1.0, beta=1.0), tanh_net, tanh_net),
     ],
     ids=["networks in turn", "beside a shared one"],
@@ -168,21 +169,21 @@ def test_a_client_that_joins_later_trains_the_network_of_its_group(
     method: Method, model: Callable[[], nn.Module], alone: Callable[[], nn.Module]
 ) -> None:
     """The seventh client has the third of four networks, and with weight on labels alone its own one."""
-    own = classes().train.client(1)
-    runs = go(method, model=model, local=WHOLE), go("local", model=alone, local=WHOLE)
-    one, other = (each.trained.adapt(own.x, own.y, rounds=2).outputs(own.x) for each in runs)
-    torch.testing.assert_close(one, other, rtol=0, atol=TINY)
+    samples = classes().train.client(1)
+    runs = go(method, model=model, local=FULL_BATCH), go("local", model=alone, local=FULL_BATCH)
+    outputs, expected = (run.trained.adapt(samples.x, samples.y, rounds=2).outputs(samples.x) for run in runs)
+    torch.testing.assert_close(outputs, expected, rtol=0, atol=TINY)
 
 
 def test_a_list_of_models_is_all_that_a_run_needs() -> None:
     federation = fl.data.federate("digits", "iid", clients=4)
-    kept = fl.run("fedproto", federation, ["mlp", "mlp"], rounds=1)
-    assert kept.trained.plan.method.personal == OwnArchitectures(2)
-    distilled = fl.run("feddistill", federation, ["mlp", "logistic"], rounds=2)  # features of different length
-    assert distilled.history[-1]["comm/up_params"] == 4 * (10 * 10 + 10)
-    shared = fl.run("fedavg", federation, ["mlp", "logistic"], rounds=1)
-    assert shared.trained.plan.method.personal == Architectures(2)
-    assert {"global/accuracy", "global/network_1/accuracy"} < shared.history[-1].keys()
+    fedproto = fl.run("fedproto", federation, ["mlp", "mlp"], rounds=1)
+    assert fedproto.trained.plan.method.personal == OwnArchitectures(2)
+    feddistill = fl.run("feddistill", federation, ["mlp", "logistic"], rounds=2)  # features of different length
+    assert feddistill.history[-1]["comm/up_params"] == 4 * (10 * 10 + 10)
+    fedavg = fl.run("fedavg", federation, ["mlp", "logistic"], rounds=1)
+    assert fedavg.trained.plan.method.personal == Architectures(2)
+    assert {"global/accuracy", "global/network_1/accuracy"} < fedavg.history[-1].keys()
     with pytest.raises(ConfigError, match="personal 'private_head' splits or doubles it"):
         fl.run("fedper", federation, ["mlp", "logistic"])
     with pytest.raises(ConfigError, match="of which method 'fedavg' would train the first alone"):
@@ -210,9 +211,13 @@ def test_names_of_networks_may_have_settings() -> None:
     ("method", "networks", "sentence"),
     [
         (make("scaffold"), [tanh_net, deep], "exchanges more than models with clients"),
-        (own("fedproto"), [tanh_net, lambda: tanh_net(4)], "have 3, 4 of them; give all networks features of one"),
-        (own("fedproto"), [tanh_net], "2 networks to choose from, but the model has 1"),
-        (own("fedproto", 0, 1), [tanh_net, deep], "names the networks of 2 clients, but there are more"),
+        (
+            with_own_networks("fedproto"),
+            [tanh_net, lambda: tanh_net(4)],
+            "have 3, 4 of them; give all networks features of one",
+        ),
+        (with_own_networks("fedproto"), [tanh_net], "2 networks to choose from, but the model has 1"),
+        (with_own_networks("fedproto", 0, 1), [tanh_net, deep], "names the networks of 2 clients, but there are more"),
     ],
 )
 def test_what_does_not_fit_all_networks_is_refused(method: Any, networks: list[Any], sentence: str) -> None:
@@ -237,11 +242,11 @@ def test_bodies_of_one_architecture_share_their_head_as_one_network_does(name: s
 
 def test_a_head_that_the_server_does_not_train_is_the_first_one_in_every_round() -> None:
     start = tanh_net().head
-    made = go(for_networks(make("fedgh", epochs=0), 2), model=lambda: Several([tanh_net(), deep()]), rounds=3)
-    assert made.trained.plan.method.personal == OwnBodies(2)
+    result = go(for_networks(make("fedgh", epochs=0), 2), model=lambda: Several([tanh_net(), deep()]), rounds=3)
+    assert result.trained.plan.method.personal == OwnBodies(2)
     first = torch.cat([p.detach().double().flatten() for p in start.parameters()])
-    assert torch.equal(made.snapshot.server.theta, first)
-    assert made.history[-1]["comm/down_params"] == 6 * len(first)
+    assert torch.equal(result.snapshot.server.theta, first)
+    assert result.history[-1]["comm/down_params"] == 6 * len(first)
 
 
 @pytest.mark.parametrize("change", [same_net, normed])
@@ -250,10 +255,10 @@ def test_networks_that_learn_from_labels_alone_are_local_training_beside_fedavg(
         "cohort": 4,
         "drop_rate": 0.2,
         "rounds": 3,
-        "local": WHOLE,
+        "local": FULL_BATCH,
         "model": partial(change, tanh_net),
     }
-    pair, shared, alone = (go(one, **same) for one in (make("fml", alpha=1.0, beta=1.0), "fedavg", "local"))
+    pair, shared, alone = (go(method, **same) for method in (make("fml", alpha=1.0, beta=1.0), "fedavg", "local"))
     torch.testing.assert_close(pair.snapshot.server.theta, shared.snapshot.server.theta, rtol=0, atol=TINY)
     torch.testing.assert_close(pair.snapshot.server.buffers, shared.snapshot.server.buffers, rtol=0, atol=TINY)
     for client, state in alone.snapshot.store:
@@ -267,17 +272,17 @@ def test_networks_that_learn_from_labels_alone_are_local_training_beside_fedavg(
 )
 def test_own_networks_of_any_architecture_stand_beside_the_shared_one(name: str, change: Any, tmp_path: Path) -> None:
     small = lambda: fixed(Net(nn.Sequential(nn.Linear(FEATURES, 6), nn.Tanh()), 6), 2)  # noqa: E731
-    networks = [partial(change, one) for one in (tanh_net, deep, small)]
+    networks = [partial(change, make_net) for make_net in (tanh_net, deep, small)]
     method = for_networks(make(name), 3)
     setting: dict[str, Any] = {
-        "model": lambda: Several([one() for one in networks]), "cohort": 4, "rounds": 2, "local": WHOLE,
+        "model": lambda: Several([make_net() for make_net in networks]), "cohort": 4, "rounds": 2, "local": FULL_BATCH,
         "evaluation": Evaluation(what=("clients", "global", "average")),
     }  # fmt: skip
-    whole = run(experiment(method, **setting))
+    full_run = run(experiment(method, **setting))
     run(experiment(method, **{**setting, "rounds": 1}), tmp_path / "a")
     again = run(experiment(method, **setting, engine="processes"), tmp_path / "a", resume=True)
-    assert_same_state(whole.snapshot, again.snapshot)
-    shared, record, server = change(tanh_net).double().eval(), whole.history[-1], whole.snapshot.server
+    assert_same_state(full_run.snapshot, again.snapshot)
+    shared, record, server = change(tanh_net).double().eval(), full_run.history[-1], full_run.snapshot.server
     size = sum(tensor.numel() for tensor in shared.state_dict().values())
     assert record["comm/up_params"] == record["comm/down_params"] == 4 * size
     assert not any(key.startswith("global/network") for key in record), "no client uses these"
@@ -286,23 +291,23 @@ def test_own_networks_of_any_architecture_stand_beside_the_shared_one(name: str,
     right = (shared(test.x).argmax(1) == test.y).double().mean()
     assert record["global/accuracy"] == pytest.approx(float(right))
     for client, layers in ((0, 3), (1, 2)):
-        module = whole.trained.client(client).module
-        assert sum(isinstance(one, nn.Linear) for one in module.own.modules()) == layers
-        assert torch.equal(whole.trained.client(client).predict(test.x), module.own(test.x).argmax(1))
+        module = full_run.trained.client(client).module
+        assert sum(isinstance(layer, nn.Linear) for layer in module.own.modules()) == layers
+        assert torch.equal(full_run.trained.client(client).predict(test.x), module.own(test.x).argmax(1))
 
 
 @pytest.mark.parametrize("by", ["speed", "memory"])
 def test_the_last_networks_go_to_the_best_devices(by: Any) -> None:
     devices = Grades(speeds=(1.0, 0.1), memory=1e9)
     method = replace(make("fedproto"), personal=OwnArchitectures(2, by=by))
-    made = experiment(method, model=both, devices=devices, seed=2)  # ranks there are not the order that sorts
-    assert isinstance(made.method.personal, OwnArchitectures)
-    fast = devices.fleet(6, made.seed).speed > 1e9
-    assert made.method.personal.members == tuple(fast.astype(int).tolist())
-    said = replace(method, personal=OwnArchitectures(2, (1, 0, 0, 0, 0, 0), by))
-    assert experiment(said, model=both, devices=devices).method.personal == said.personal
+    setup = experiment(method, model=two_networks, devices=devices, seed=2)  # ranks there are not the order that sorts
+    assert isinstance(setup.method.personal, OwnArchitectures)
+    fast = devices.fleet(6, setup.seed).speed > 1e9
+    assert setup.method.personal.members == tuple(fast.astype(int).tolist())
+    with_members = replace(method, personal=OwnArchitectures(2, (1, 0, 0, 0, 0, 0), by))
+    assert experiment(with_members, model=two_networks, devices=devices).method.personal == with_members.personal
     with pytest.raises(ConfigError, match=f"deals networks by the {by} of devices, which is not known; set devices"):
-        experiment(method, model=both, devices=None if by == "speed" else Grades())
+        experiment(method, model=two_networks, devices=None if by == "speed" else Grades())
 
 
 @pytest.mark.parametrize(
@@ -338,11 +343,11 @@ def test_the_margin_is_that_of_classes_which_somebody_has() -> None:
     uploads = {"means": means, "has": torch.tensor([[1.0, 1.0, 0.0]] * 2).double()}
     largest = float((means[:, 0].mean(0) - means[:, 1].mean(0)).norm())
     info = replace(RoundInfo.of_cohort([0, 1], [5, 5], clients=2), received=torch.zeros(1))
-    one, other = (
+    narrow, wide = (
         TrainablePrototypes(margin=margin, epochs=2, lr=0.1).correct({}, torch.zeros(1), uploads, info)[0]
         for margin in (largest, 1e9)
     )
-    torch.testing.assert_close(one, other, rtol=1e-9, atol=0)
+    torch.testing.assert_close(narrow, wide, rtol=1e-9, atol=0)
 
 
 def test_means_of_features_are_made_without_dropout() -> None:

@@ -41,11 +41,11 @@ def means(result: RunResult) -> torch.Tensor:
 
 
 def test_the_consensus_is_that_of_the_first_round_and_draws_mean_features_near() -> None:
-    whole = Local(steps=4, batch_size=0, lr=0.05)
-    first, later = (go(make("feddbe", kappa=10.0), rounds=n, local=whole) for n in (1, 6))
+    full_batch = Local(steps=4, batch_size=0, lr=0.05)
+    first, later = (go(make("feddbe", kappa=10.0), rounds=n, local=full_batch) for n in (1, 6))
     consensus = first.snapshot.server.parts["objective.1"]["consensus"]
     assert torch.equal(later.snapshot.server.parts["objective.1"]["consensus"], consensus)
-    free = go(make("feddbe", kappa=0.0), rounds=6, local=whole)
+    free = go(make("feddbe", kappa=0.0), rounds=6, local=full_batch)
     near, far = ((means(run) - consensus).square().sum(1).mean() for run in (later, free))
     assert near < 0.5 * far
 
@@ -55,12 +55,12 @@ def test_a_client_deploys_its_own_memory() -> None:
     x = experiment().federation.test.x
     deployed, store = [result.trained.client(i).module for i in range(6)], result.snapshot.store
     for client, module in enumerate(deployed):
-        kept = store.get(client)
-        b = torch.zeros(3, dtype=torch.float64) if kept is None else kept["personal"]["private"]
+        state = store.get(client)
+        b = torch.zeros(3, dtype=torch.float64) if state is None else state["personal"]["private"]
         expected = module.head.linear(module.features(x) + b)  # type: ignore[operator,union-attr]
         torch.testing.assert_close(module(x), expected, rtol=0, atol=1e-14)
         assert torch.equal(module.features(x), deployed[0].features(x))  # type: ignore[operator]
-        assert bool(b.any()) == (kept is not None)
+        assert bool(b.any()) == (state is not None)
 
 
 def test_a_model_without_a_linear_head_is_refused() -> None:
@@ -73,9 +73,9 @@ def test_it_learns_what_clients_need() -> None:
     """Two classes a client: the shared features and a vector of one's own are far better than one model for all."""
     federation = fl.data.federate("digits", "pathological", clients=10, held_out=0.2)
     local = Local(epochs=2, lr=0.1, batch_size=20)
-    found = {
+    records = {
         name: fl.run(name, federation, "mlp", rounds=6, local=local, engine="serial").history[-1]
         for name in ("fedavg", "feddbe")
     }
-    assert found["feddbe"]["clients/accuracy/mean"] > found["fedavg"]["clients/accuracy/mean"] + 0.03, found
-    assert found["feddbe"]["clients/accuracy/mean"] > 0.8, found
+    assert records["feddbe"]["clients/accuracy/mean"] > records["fedavg"]["clients/accuracy/mean"] + 0.03, records
+    assert records["feddbe"]["clients/accuracy/mean"] > 0.8, records

@@ -28,7 +28,7 @@ from fedloom.parts.server import Adam
 from fedloom.parts.topology import Clusters
 
 LOCAL = Local(epochs=2, batch_size=4, lr=0.2, momentum=0.5)
-SEEN = Evaluation(("clients", "global"), metrics=("accuracy",))
+EVALUATION = Evaluation(("clients", "global"), metrics=("accuracy",))
 
 
 def models(result: RunResult) -> list[torch.Tensor]:
@@ -37,9 +37,9 @@ def models(result: RunResult) -> list[torch.Tensor]:
 
 
 def test_one_cluster_is_fedavg() -> None:
-    one = go(make("ifca", clusters=1), local=LOCAL, cohort=4)
+    single = go(make("ifca", clusters=1), local=LOCAL, cohort=4)
     plain = go(Method("m", (CrossEntropy(),), mixing=Uniform()), local=LOCAL, cohort=4)
-    np.testing.assert_array_equal(theta(one), theta(plain))
+    np.testing.assert_array_equal(theta(single), theta(plain))
 
 
 def test_a_client_receives_all_models_and_sends_one() -> None:
@@ -58,8 +58,8 @@ def test_all_models_have_the_constants_of_the_experiments() -> None:
     result = go("ifca", model=lambda: net, rounds=0)
     (first, second), sizes = models(result), [net.head.weight.numel(), net.head.bias.numel()]  # type: ignore[union-attr, operator]
     assert len(first) == sum(sizes)
-    for one, other in zip(first.split(sizes), second.split(sizes), strict=True):
-        assert one.sort().values.equal(other.sort().values)
+    for a, b in zip(first.split(sizes), second.split(sizes), strict=True):
+        assert a.sort().values.equal(b.sort().values)
     assert not torch.equal(first, second)
 
 
@@ -73,14 +73,14 @@ def test_a_model_that_nobody_chooses_stays_as_it_is() -> None:
                 parameter.fill_(0.1)
         return net
 
-    first, second = (one.numpy() for one in models(go("ifca", model=same, local=LOCAL, rounds=1)))
+    first, second = (model.numpy() for model in models(go("ifca", model=same, local=LOCAL, rounds=1)))
     np.testing.assert_allclose(second, 0.1, rtol=1e-6)
     assert np.abs(first - 0.1).max() > 0.01
 
 
 def test_clients_choose_among_adapted_models() -> None:
     """An adaptation of no steps changes neither choice nor model."""
-    settings: dict[str, Any] = {"local": LOCAL, "cohort": 4, "rounds": 2, "evaluation": SEEN}
+    settings: dict[str, Any] = {"local": LOCAL, "cohort": 4, "rounds": 2, "evaluation": EVALUATION}
     plain, still, moved = (
         go(replace(make("ifca"), **{"adaptation": PersonalHead(steps=steps)} if steps >= 0 else {}), **settings)
         for steps in (-1, 0, 5)
@@ -93,8 +93,8 @@ def two_kinds() -> Federation:
     """Pairs of digits, which even clients call 0 to 4 and odd ones 5 to 9: no model is right for both."""
     federation = fl.data.federate("digits", "iid", clients=8, seed=0)
     names = torch.arange(10)[None] // 2 + 5 * (torch.arange(8)[:, None] % 2)
-    train, own = (replace(split, relabel=names) for split in (federation.train, federation.held_out))
-    return replace(federation, train=train, held_out=own)
+    train, held_out = (replace(split, relabel=names) for split in (federation.train, federation.held_out))
+    return replace(federation, train=train, held_out=held_out)
 
 
 def leaning() -> torch.nn.Module:
@@ -117,14 +117,14 @@ def test_clients_of_two_kinds_find_each_other(tmp_path: Path) -> None:
     record = result.history[-1]
     assert min(record[f"clients/{kind}/accuracy/mean"] for kind in ("model_0", "model_1")) > 0.8
     assert result.summary["headline"] == "clients/accuracy/mean"
-    one = run(fl.Experiment(make("ifca", clusters=1), two_kinds(), leaning, **settings)).history[-1]
-    assert one["clients/accuracy/mean"] < 0.6
+    single = run(fl.Experiment(make("ifca", clusters=1), two_kinds(), leaning, **settings)).history[-1]
+    assert single["clients/accuracy/mean"] < 0.6
     trained = result.trained
     for client in (0, 1):
-        test, own = (split.client(client) for split in (trained.federation.held_out, trained.federation.train))
-        found = trained.client(client).evaluate(test.x, test.y)["accuracy"]
-        assert found == pytest.approx(table["accuracy"][client])
-        assert trained.adapt(own.x, own.y).evaluate(test.x, test.y)["accuracy"] == pytest.approx(found)
+        test, train = (split.client(client) for split in (trained.federation.held_out, trained.federation.train))
+        accuracy = trained.client(client).evaluate(test.x, test.y)["accuracy"]
+        assert accuracy == pytest.approx(table["accuracy"][client])
+        assert trained.adapt(train.x, train.y).evaluate(test.x, test.y)["accuracy"] == pytest.approx(accuracy)
 
 
 @pytest.mark.parametrize("compute", ["live", "batched"])
@@ -133,16 +133,16 @@ def test_clusters_with_distillation_and_adam_at_the_server(compute: str, tmp_pat
     method = Method(
         "a", (CrossEntropy(), NotTrueDistillation()), topology=Clusters(3), mixing=Uniform(), server=Adam(0.05)
     )
-    same: dict[str, Any] = {"local": LOCAL, "cohort": 4, "evaluation": SEEN, "compute": compute, "rounds": 4}
-    whole = go(method, **same)
-    assert_same_run(whole, go(method, engine="processes", **same))
-    made = experiment(method, **same)
-    run(replace(made, rounds=2), tmp_path)
-    assert_same_run(run(made, tmp_path, resume=True), whole)
+    same: dict[str, Any] = {"local": LOCAL, "cohort": 4, "evaluation": EVALUATION, "compute": compute, "rounds": 4}
+    full_run = go(method, **same)
+    assert_same_run(full_run, go(method, engine="processes", **same))
+    setup = experiment(method, **same)
+    run(replace(setup, rounds=2), tmp_path)
+    assert_same_run(run(setup, tmp_path, resume=True), full_run)
 
 
 def test_clients_choose_by_training_losses_whatever_the_policy_sees() -> None:
     """Coefficients without a tilt do not depend on responses, and neither does the choice of a cluster."""
     method = replace(make("ifca", clusters=2), mixing=TERM(lam=0.0, response="validation"))
     ends = [models(go(method, local=LOCAL, federation=with_validation(shift))) for shift in (0.0, -5.0)]
-    assert all(torch.equal(*each) for each in zip(*ends, strict=True))
+    assert all(torch.equal(*pair) for pair in zip(*ends, strict=True))

@@ -26,12 +26,12 @@ from fedloom.parts.objectives import Consensus, CrossEntropy
 
 
 def test_without_epochs_clients_train_alone() -> None:
-    told, alone = go(make("fedmd", epochs=0), cohort=4), go("local", cohort=4)
-    assert told.snapshot.server.parts["objective.1"].keys() == {"inputs", "scores", "next"}
+    fedmd, alone = go(make("fedmd", epochs=0), cohort=4), go("local", cohort=4)
+    assert fedmd.snapshot.server.parts["objective.1"].keys() == {"inputs", "scores", "next"}
     for client, state in alone.snapshot.store:
-        kept = told.snapshot.store.get(client)
-        assert kept is not None
-        assert torch.equal(kept["personal"]["private"], state["personal"]["private"])
+        fedmd_state = fedmd.snapshot.store.get(client)
+        assert fedmd_state is not None
+        assert torch.equal(fedmd_state["personal"]["private"], state["personal"]["private"])
 
 
 def test_inputs_that_are_sent_are_counted_as_what_clients_receive() -> None:
@@ -46,16 +46,16 @@ def test_a_lesson_brings_scores_towards_the_consensus() -> None:
     """Of one client, with steps on its own samples that are too small to matter."""
     still = Local(steps=1, batch_size=0, lr=0.1)
 
-    def apart(epochs: int) -> float:
+    def distance(epochs: int) -> float:
         method = make("fedmd", epochs=epochs, batch_size=5, lam=2.0)
         result = go(method, rounds=4, local=still)
         down = result.snapshot.server.parts["objective.1"]
-        found = [
+        distances = [
             (result.trained.client(client).outputs(down["inputs"]) - down["scores"]).abs().mean() for client in range(6)
         ]
-        return float(np.mean(found))
+        return float(np.mean(distances))
 
-    assert apart(10) < 0.7 * apart(0)
+    assert distance(10) < 0.7 * distance(0)
 
 
 def test_batch_statistics_are_the_clients_own_and_scores_do_not_change_them() -> None:
@@ -68,10 +68,10 @@ def test_batch_statistics_are_the_clients_own_and_scores_do_not_change_them() ->
     result = go(make("fedmd", size=6, batch_size=3), **settings)
     assert not result.failures
     down = result.snapshot.server.parts["objective.1"]
-    found = [result.trained.client(client).outputs(down["inputs"]) for client in range(3)]
-    torch.testing.assert_close(torch.stack(found).mean(0), down["scores"])
-    kept = {client: state["personal"]["buffers"] for client, state in result.snapshot.store}
-    assert not torch.equal(kept[0], kept[1])
+    outputs = [result.trained.client(client).outputs(down["inputs"]) for client in range(3)]
+    torch.testing.assert_close(torch.stack(outputs).mean(0), down["scores"])
+    buffers = {client: state["personal"]["buffers"] for client, state in result.snapshot.store}
+    assert not torch.equal(buffers[0], buffers[1])
     with pytest.raises(FedLoomError, match="choose another batch_size of the method, or group normalisation"):
         go(make("fedmd", size=7, batch_size=3), **settings)
 

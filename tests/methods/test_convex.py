@@ -46,8 +46,8 @@ def test_fedavg_stops_at_the_wrong_point_that_algebra_gives() -> None:
 
 def test_fedavg_with_one_step_is_gradient_descent_and_right() -> None:
     problem = quadratics()
-    found = theta(problem.run(squares(), 30, Local(steps=1, batch_size=0, lr=0.8)))
-    np.testing.assert_allclose(found, problem.solution(problem.n), rtol=0, atol=1e-9)
+    point = theta(problem.run(squares(), 30, Local(steps=1, batch_size=0, lr=0.8)))
+    np.testing.assert_allclose(point, problem.solution(problem.n), rtol=0, atol=1e-9)
 
 
 # --- SCAFFOLD and FedDyn and the right one ---------------------------------------------------------------------------
@@ -69,8 +69,8 @@ def test_corrected_methods_reach_the_true_minimiser(
     problem = quadratics()
     weighted, unweighted = problem.solution(problem.n), problem.solution(np.ones(len(problem.n)))
     assert np.linalg.norm(weighted - unweighted) > 0.1, "the two goals must differ for the test to tell them apart"
-    found = theta(problem.run(squares(drift, Uniform()), 30 if cohort is None else 60, local, cohort=cohort))
-    np.testing.assert_allclose(found, weighted if size_weighted else unweighted, rtol=0, atol=1e-5)
+    point = theta(problem.run(squares(drift, Uniform()), 30 if cohort is None else 60, local, cohort=cohort))
+    np.testing.assert_allclose(point, weighted if size_weighted else unweighted, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("drift", ["scaffold", "dynamic unweighted"])
@@ -80,8 +80,8 @@ def test_they_reach_it_whatever_uplinks_make_of_the_updates(drift: str, uplink: 
     problem, (part, local, _) = quadratics(), DRIFTS[drift]
     if isinstance(part, Scaffold) and isinstance(uplink, RandomK):
         uplink = replace(uplink, slices=("update", "drift/control"))
-    found = theta(problem.run(squares(part, Uniform(), uplink=(uplink,)), 40, local))
-    np.testing.assert_allclose(found, problem.solution(np.ones(len(problem.n))), rtol=0, atol=1e-3)
+    point = theta(problem.run(squares(part, Uniform(), uplink=(uplink,)), 40, local))
+    np.testing.assert_allclose(point, problem.solution(np.ones(len(problem.n))), rtol=0, atol=1e-3)
 
 
 def test_the_direction_of_fedcm_repeats_the_decay_of_weights() -> None:
@@ -105,18 +105,18 @@ def test_linear_terms_of_feddyn(size_weighted: bool) -> None:
     for rounds in (1, 3, 60):
         result = problem.run(squares(FedDynDrift(alpha, size_weighted), Uniform()), rounds, NEAR, cohort=2, seed=4)
         states = {key: value.numpy() for key, value in leaves(result.snapshot)}
-        own = [states.get(f"client {i}/drift/h", np.zeros(DIM)) for i in range(clients)]
-        np.testing.assert_allclose(states["server/drift/h"], np.mean(own, axis=0), rtol=0, atol=1e-10)
+        linear_terms = [states.get(f"client {i}/drift/h", np.zeros(DIM)) for i in range(clients)]
+        np.testing.assert_allclose(states["server/drift/h"], np.mean(linear_terms, axis=0), rtol=0, atol=1e-10)
         for i in {client for client, _ in result.snapshot.store}:
             # h_i = s_i ∇F_i(θ_i), so θ_i follows from h_i, and then αθ_i + s_i A_iθ_i from the received model.
-            solutions[i] = np.linalg.solve(scale[i] * problem.a[i], own[i] + scale[i] * problem.b[i])
+            solutions[i] = np.linalg.solve(scale[i] * problem.a[i], linear_terms[i] + scale[i] * problem.b[i])
         means.append(np.linalg.norm(states["server/drift/h"]))
     best = problem.solution(scale)
     for i in range(clients):
         np.testing.assert_allclose(solutions[i], best, rtol=0, atol=1e-4)
-        np.testing.assert_allclose(own[i], scale[i] * problem.gradient(i, best), rtol=0, atol=1e-4)
+        np.testing.assert_allclose(linear_terms[i], scale[i] * problem.gradient(i, best), rtol=0, atol=1e-4)
     assert means[-1] < 1e-4 < 1e-2 < means[0]
-    assert min(np.linalg.norm(h) for h in own) > 0.1, "single linear terms must not vanish, only their mean"
+    assert min(np.linalg.norm(h) for h in linear_terms) > 0.1, "single linear terms must not vanish, only their mean"
 
 
 @pytest.mark.parametrize("size_weighted", [True, False])
@@ -194,12 +194,12 @@ def test_fednova_is_consistent_with_unequal_steps_and_fedavg_is_not() -> None:
     for lr in (0.04, 0.02):
         local = Local(epochs=1, batch_size=2, lr=lr)
         rounds = int(8 / lr / 4)
-        found = theta(problem.run(squares(FedNovaDrift()), rounds, local)).item()
-        assert found == pytest.approx(nova_point(problem, p, steps, lr), abs=1e-6)
-        nova.append(abs(found - best))
-        found = theta(problem.run(squares(), rounds, local)).item()
-        assert found == pytest.approx(wrong_point(problem, p, steps, lr).item(), abs=1e-6)
-        average.append(abs(found - best))
+        point = theta(problem.run(squares(FedNovaDrift()), rounds, local)).item()
+        assert point == pytest.approx(nova_point(problem, p, steps, lr), abs=1e-6)
+        nova.append(abs(point - best))
+        point = theta(problem.run(squares(), rounds, local)).item()
+        assert point == pytest.approx(wrong_point(problem, p, steps, lr).item(), abs=1e-6)
+        average.append(abs(point - best))
     assert min(average) > 0.3
     assert max(nova) < 0.25 * min(average)
     assert nova[1] / nova[0] == pytest.approx(0.5, rel=0.1)  # error of order η
@@ -244,5 +244,5 @@ def test_server_momentum_speeds_up_and_stops_at_the_same_point() -> None:
     """Momentum changes the path, not the fixed point."""
     problem = quadratics()
     there = wrong_point(problem, problem.n / problem.n.sum(), np.full(len(problem.n), 25), 0.2)
-    found = theta(problem.run(squares(server=SGD(lr=0.9, momentum=0.2)), 18, MANY))
-    np.testing.assert_allclose(found, there, rtol=0, atol=1e-6)
+    point = theta(problem.run(squares(server=SGD(lr=0.9, momentum=0.2)), 18, MANY))
+    np.testing.assert_allclose(point, there, rtol=0, atol=1e-6)

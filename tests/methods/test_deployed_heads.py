@@ -28,7 +28,7 @@ from fedloom.parts.objectives import BalancedSoftmax
 from fedloom.parts.personal import PrivateNorm
 
 LOCAL = Local(epochs=2, batch_size=4, lr=0.2, clip=0.9)
-SEEN: dict[str, Any] = {"local": LOCAL, "evaluation": Evaluation(("clients",)), "cohort": 4}
+CONDITIONS: dict[str, Any] = {"local": LOCAL, "evaluation": Evaluation(("clients",)), "cohort": 4}
 
 
 def cross_entropy(result: Any, name: str) -> float:
@@ -41,21 +41,21 @@ def head_logits(r: np.ndarray, z: np.ndarray, y: np.ndarray, new: tuple[np.ndarr
     w, b = np.zeros((z.shape[1], r.shape[1])), np.zeros(z.shape[1])
     for _ in range(7):
         errors = softmax(z + r @ w.T + b) - np.eye(z.shape[1])[y]
-        w = w - 0.3 * sum(np.outer(e, one) for e, one in zip(errors, r, strict=True)) / len(y)
+        w = w - 0.3 * sum(np.outer(e, features) for e, features in zip(errors, r, strict=True)) / len(y)
         b = b - 0.3 * errors.mean(0)
     return new[1] + new[0] @ w.T + b
 
 
 def neighbour_logits(r: np.ndarray, z: np.ndarray, y: np.ndarray, new: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
     """One query after the other, its neighbours by sorting."""
-    found = []
-    for query, own in zip(*new, strict=True):
+    logits = []
+    for query, own_logits in zip(*new, strict=True):
         far = np.sqrt(np.sum((r - query) ** 2, 1))
         votes = np.zeros(z.shape[1])
         for i in np.argsort(far)[:5]:
             votes[y[i]] += np.exp(-far[i] / 0.7)
-        found.append(np.log(0.6 * votes / votes.sum() + 0.4 * softmax(own[None])[0]))
-    return np.array(found)
+        logits.append(np.log(0.6 * votes / votes.sum() + 0.4 * softmax(own_logits[None])[0]))
+    return np.array(logits)
 
 
 @pytest.mark.parametrize(
@@ -68,25 +68,25 @@ def neighbour_logits(r: np.ndarray, z: np.ndarray, y: np.ndarray, new: tuple[np.
 )
 def test_what_clients_deploy_follows_its_equations(method: Method, oracle: Any) -> None:
     """Clients of 4 to 16 samples, some with fewer than k, which go through together, padded to one length."""
-    made = experiment(method, **SEEN)
-    result = run(made)
-    at, train, own = theta(result), made.federation.train, made.federation.held_out
+    setup = experiment(method, **CONDITIONS)
+    result = run(setup)
+    at, train, held_out = theta(result), setup.federation.train, setup.federation.held_out
     losses = []
     for client in range(len(train)):
-        mine, tested = train.client(client), own.client(client)
-        (r, z), (q, o) = (through(at, part.x.numpy(), 3)[:2] for part in (mine, tested))
-        p = softmax(oracle(r, z, mine.y.numpy(), (q, o)))
+        samples, tested = train.client(client), held_out.client(client)
+        (r, z), (q, o) = (through(at, part.x.numpy(), 3)[:2] for part in (samples, tested))
+        p = softmax(oracle(r, z, samples.y.numpy(), (q, o)))
         losses.append(-np.log(p[np.arange(len(tested)), tested.y.numpy()]).mean())
     assert cross_entropy(result, method.name) == pytest.approx(np.mean(losses), abs=1e-9)
 
 
 def test_without_their_own_part_both_deploy_the_model_of_fedavg() -> None:
-    plain = go("fedavg", **SEEN)
+    plain = go("fedavg", **CONDITIONS)
     expected = pytest.approx(cross_entropy(plain, "fedavg"), abs=1e-9)
     for method in (make("fedrod", gamma=0.0, steps=0), make("knn_per", lam=0.0)):
-        found = go(method, **SEEN)
-        np.testing.assert_array_equal(theta(found), theta(plain))
-        assert cross_entropy(found, method.name) == expected
+        result = go(method, **CONDITIONS)
+        np.testing.assert_array_equal(theta(result), theta(plain))
+        assert cross_entropy(result, method.name) == expected
 
 
 def forward(theta: torch.Tensor, x: torch.Tensor) -> Output:
@@ -95,10 +95,10 @@ def forward(theta: torch.Tensor, x: torch.Tensor) -> Output:
 
 def test_a_neighbour_is_believed_and_the_farther_one_less() -> None:
     support = Batch(torch.tensor([[0.0], [3.0], [50.0]]), torch.tensor([2, 1, 3]))
-    predict, known = Neighbours(k=2, lam=1.0).adapt(
+    predict, predictable = Neighbours(k=2, lam=1.0).adapt(
         forward, torch.ones(1), support, lambda out, batch: out.logits.sum()
     )
-    assert known is None
+    assert predictable is None
     p = predict(torch.tensor([[1.0]])).logits.exp()[0]
     torch.testing.assert_close(p[2] / p[1], torch.tensor(1.0).exp())
     assert p[0] < 1e-30
@@ -134,7 +134,7 @@ def test_rows_that_do_not_count_change_nothing(part: Neighbours | PersonalHead) 
 def test_a_personal_head_with_scaffold_and_private_normalisation() -> None:
     """Four ideas of four papers in four slots, with the same bits on both engines."""
     method = Method("a", (BalancedSoftmax(),), Scaffold(), PrivateNorm(), PersonalHead(), mixing=Uniform())
-    same = SEEN | {"local": Local(epochs=2, batch_size=4, lr=0.2)}
+    same = CONDITIONS | {"local": Local(epochs=2, batch_size=4, lr=0.2)}
     assert_same_run(go(method, **same), go(method, engine="processes", **same))
 
 

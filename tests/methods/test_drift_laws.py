@@ -74,12 +74,12 @@ def test_scaffold_of_all_clients_is_proxskip_with_k_steps_in_the_place_of_a_coin
 
 def test_admm_with_all_clients_in_all_rounds_is_feddyn_and_counts_absent_ones_otherwise() -> None:
     """h_i = -y_i; what differs is the mean over all of u_i, of which absent clients keep theirs."""
-    both = [make(name, **{key: 0.3}) for name, key in (("fedadmm", "rho"), ("feddyn", "alpha"))]
-    both[1] = replace(both[1], drift=replace(both[1].drift, size_weighted=False))  # type: ignore[call-arg]
-    one, other = (go(method, local=HARD, rounds=4) for method in both)
-    np.testing.assert_allclose(theta(one), theta(other), rtol=0, atol=1e-12)
-    one, other = (go(method, **PARTIAL) for method in both)
-    assert np.abs(theta(one) - theta(other)).max() > 1e-3
+    methods = [make(name, **{key: 0.3}) for name, key in (("fedadmm", "rho"), ("feddyn", "alpha"))]
+    methods[1] = replace(methods[1], drift=replace(methods[1].drift, size_weighted=False))  # type: ignore[call-arg]
+    admm, dyn = (go(method, local=HARD, rounds=4) for method in methods)
+    np.testing.assert_allclose(theta(admm), theta(dyn), rtol=0, atol=1e-12)
+    admm, dyn = (go(method, **PARTIAL) for method in methods)
+    assert np.abs(theta(admm) - theta(dyn)).max() > 1e-3
 
 
 # --- FedDC ----------------------------------------
@@ -120,8 +120,8 @@ def test_feddc_without_penalty_still_adds_its_drifts_and_is_not_fedavg() -> None
 
 def test_feddc_with_drifts_held_at_zero_is_fedprox() -> None:
     prox = Method("prox", (CrossEntropy(), Proximal(0.7)), mixing=Uniform())
-    held = composed(FedDCDrift(0.7, gradient=False, decouple=False))
-    np.testing.assert_allclose(theta(go(held, **PARTIAL)), theta(go(prox, **PARTIAL)), rtol=0, atol=1e-12)
+    dc = composed(FedDCDrift(0.7, gradient=False, decouple=False))
+    np.testing.assert_allclose(theta(go(dc, **PARTIAL)), theta(go(prox, **PARTIAL)), rtol=0, atol=1e-12)
     assert np.abs(theta(go(prox, **PARTIAL)) - theta(go(UNIFORM, **PARTIAL))).max() > 1e-3
 
 
@@ -129,9 +129,9 @@ def test_first_local_work_of_feddc_is_that_of_fedprox() -> None:
     """With h = g = 0: the drift learned in round one is the displacement of FedProx, and the step is twice it."""
     once = PARTIAL | {"rounds": 1}
     prox = Method("prox", (CrossEntropy(), Proximal(0.7)), mixing=Uniform())
-    found, expected = go(feddc(0.7, average_over_all=False), **once), theta(go(prox, **once)) - start()
-    np.testing.assert_allclose(theta(found) - start(), 2 * expected, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(states(found)["server/drift/g"], expected, rtol=0, atol=1e-12)
+    result, expected = go(feddc(0.7, average_over_all=False), **once), theta(go(prox, **once)) - start()
+    np.testing.assert_allclose(theta(result) - start(), 2 * expected, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(states(result)["server/drift/g"], expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("cohort", [None, 3], ids=["full", "partial"])
@@ -151,8 +151,8 @@ def test_feddc_without_gradient_term_over_everyone_is_feddyn(cohort: int | None)
 def test_both_means_of_feddc_agree_when_everybody_comes() -> None:
     cohort, everyone = (go(feddc(0.2, average_over_all=e), cohort=None, local=HARD) for e in (False, True))
     np.testing.assert_allclose(theta(cohort), theta(everyone), rtol=0, atol=1e-12)
-    one, other = (go(feddc(0.2, average_over_all=e), **PARTIAL) for e in (False, True))
-    assert np.abs(theta(one) - theta(other)).max() > 1e-3
+    cohort, everyone = (go(feddc(0.2, average_over_all=e), **PARTIAL) for e in (False, True))
+    assert np.abs(theta(cohort) - theta(everyone)).max() > 1e-3
 
 
 def test_feddc_uses_the_rate_really_applied() -> None:
@@ -162,12 +162,12 @@ def test_feddc_uses_the_rate_really_applied() -> None:
     result = problem.run(squares(FedDCDrift(alpha, average_over_all=False), Uniform()), 3, local)
     clients = range(len(problem.n))
     at, g = np.zeros(DIM), np.zeros(DIM)
-    own, drift = np.zeros((len(clients), DIM)), np.zeros((len(clients), DIM))
+    g_i, drift = np.zeros((len(clients), DIM)), np.zeros((len(clients), DIM))
     for t in range(3):
         slopes = np.array([problem.gradient(i, at) for i in clients])
-        own = -rate * 0.5**t * (slopes + alpha * drift) - (own - g)
-        drift = drift + own
-        at, g = at + (own + drift).mean(0), own.mean(0)
+        g_i = -rate * 0.5**t * (slopes + alpha * drift) - (g_i - g)
+        drift = drift + g_i
+        at, g = at + (g_i + drift).mean(0), g_i.mean(0)
     np.testing.assert_allclose(theta(result), at, rtol=0, atol=1e-12)
 
 
@@ -205,13 +205,13 @@ def test_the_server_of_fedsplit_is_the_mean_of_all_z(name: str) -> None:
     path, nobody = Track(), {"drift": {"z": torch.from_numpy(start())}}
     conditions = PARTIAL | {"rounds": 12, "engine": name, "cohort": 2, "seed": 7}
     run(experiment(fedsplit(s=2.0), **conditions), callbacks=(path,))
-    joined = [len(clients) for clients in path.clients]
-    for at, server, clients, there in zip(path.theta, path.server, path.clients, joined, strict=True):
+    counts = [len(clients) for clients in path.clients]
+    for at, server, clients, there in zip(path.theta, path.server, path.clients, counts, strict=True):
         z = [clients.get(i, nobody)["drift"]["z"].numpy() for i in range(len(SIZES))]
         np.testing.assert_allclose(at, np.mean(z, axis=0), rtol=0, atol=1e-12)
         assert float(server["drift"]["joined"]) == pytest.approx(there / len(SIZES), abs=1e-12)
         assert ("start" in server["drift"]) == (there < len(SIZES))
-    assert joined[3] < len(SIZES) == joined[-1], "somebody must have come late, and everybody in the end"
+    assert counts[3] < len(SIZES) == counts[-1], "somebody must have come late, and everybody in the end"
 
 
 def test_act_is_the_mean_of_the_z_that_came() -> None:
@@ -219,8 +219,8 @@ def test_act_is_the_mean_of_the_z_that_came() -> None:
         conditions = PARTIAL | {"rounds": rounds, "drop_rate": 0.0}
         before = states(go(fedsplit(2.0, active=True), **conditions | {"rounds": rounds - 1})) if rounds > 1 else {}
         result = go(fedsplit(2.0, active=True), **conditions)
-        found = states(result)
-        z = {k: v for k, v in found.items() if k.endswith("drift/z")}
+        after = states(result)
+        z = {k: v for k, v in after.items() if k.endswith("drift/z")}
         changed = [v for k, v in z.items() if k not in before or not np.array_equal(v, before[k])]
         assert len(changed) == 3
         np.testing.assert_allclose(theta(result), np.mean(changed, axis=0), rtol=0, atol=1e-12)
@@ -234,10 +234,10 @@ def test_fedsplit_sends_the_initial_model_until_everybody_came() -> None:
 
 
 def test_all_and_act_are_the_same_when_everybody_comes() -> None:
-    both = [go(fedsplit(2.0, active=a), cohort=None, local=HARD, rounds=4) for a in (False, True)]
-    np.testing.assert_allclose(theta(both[0]), theta(both[1]), rtol=0, atol=1e-12)
-    apart = [go(fedsplit(2.0, active=a), **PARTIAL) for a in (False, True)]
-    assert np.abs(theta(apart[0]) - theta(apart[1])).max() > 1e-3
+    full = [go(fedsplit(2.0, active=a), cohort=None, local=HARD, rounds=4) for a in (False, True)]
+    np.testing.assert_allclose(theta(full[0]), theta(full[1]), rtol=0, atol=1e-12)
+    partial = [go(fedsplit(2.0, active=a), **PARTIAL) for a in (False, True)]
+    assert np.abs(theta(partial[0]) - theta(partial[1])).max() > 1e-3
 
 
 def test_first_round_of_fedsplit_is_a_double_step_of_fedprox() -> None:
@@ -341,10 +341,10 @@ def test_rows_that_do_not_count_change_neither_the_penalty_nor_its_gradient(widt
     hidden[mask == 0] *= 100
     for i, n in enumerate(sizes):
         slope, value = torch.func.grad_and_value(penalty)(hidden[i, :n])
-        whole, same = torch.func.grad_and_value(penalty)(hidden[i], mask[i])
-        torch.testing.assert_close(same, value, rtol=0, atol=1e-12)
-        torch.testing.assert_close(whole[:n], slope, rtol=0, atol=1e-9)
-        assert not whole[n:].any()
+        masked_slope, masked_value = torch.func.grad_and_value(penalty)(hidden[i], mask[i])
+        torch.testing.assert_close(masked_value, value, rtol=0, atol=1e-12)
+        torch.testing.assert_close(masked_slope[:n], slope, rtol=0, atol=1e-9)
+        assert not masked_slope[n:].any()
 
 
 def test_constant_features_and_empty_batches_cost_nothing_and_stay_finite() -> None:
@@ -392,10 +392,10 @@ def test_adam_is_refused_only_where_displacements_are_read_as_gradients() -> Non
 def test_they_compose_with_a_server_optimiser() -> None:
     """Half the server's step is half the way."""
     for drift in (FedDCDrift(0.2), FedSplitDrift(2.0, active=True)):
-        whole, half = (
+        full, half = (
             theta(go(Method("m", (CrossEntropy(),), drift=drift, server=SGD(lr=lr)), rounds=1)) for lr in (1.0, 0.5)
         )
-        np.testing.assert_allclose(half - start(), (whole - start()) / 2, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(half - start(), (full - start()) / 2, rtol=0, atol=1e-12)
 
 
 # --- kept momentum --------------------------------
@@ -406,7 +406,7 @@ HEAVY = {
 }
 
 
-def kept(world: World, averaged: bool) -> tuple[np.ndarray, dict[int, np.ndarray]]:
+def kept_momentum(world: World, averaged: bool) -> tuple[np.ndarray, dict[int, np.ndarray]]:
     """θ, and every client's buffer, or that of the server at all of them: SGD's own recursion, not started again."""
     local, theta = world.local, world.start
     buffers = dict.fromkeys(range(world.clients), np.zeros_like(theta))
@@ -436,12 +436,12 @@ def test_momentum_goes_on_where_a_round_ended(local: str, averaged: bool, comput
     method = Method("kept", (CrossEntropy(),), drift=KeptMomentum(averaged))
     settings = {"rounds": 4, "cohort": 3, "local": HEAVY[local], "seed": 3}
     result = run(experiment(method, compute=compute, **settings))
-    expected, buffers = kept(World(classes(), start(), 3, 4, 3, HEAVY[local], 3), averaged)
+    expected, buffers = kept_momentum(World(classes(), start(), 3, 4, 3, HEAVY[local], 3), averaged)
     np.testing.assert_allclose(theta(result), expected, rtol=0, atol=1e-14)
-    found = states(result)
+    state = states(result)
     names = {f"client {i}/drift/momentum": v for i, v in buffers.items() if not averaged and v.any()}
     for name, value in (names or {"server/drift/momentum": buffers[0]}).items():
-        np.testing.assert_allclose(found[name], value, rtol=0, atol=1e-14, err_msg=name)
+        np.testing.assert_allclose(state[name], value, rtol=0, atol=1e-14, err_msg=name)
     fresh = run(experiment(fedavg(), compute=compute, **settings))
     assert np.abs(theta(fresh) - expected).max() > 1e-2
 

@@ -30,20 +30,20 @@ def shrunk(v: np.ndarray, by: float) -> np.ndarray:
 @pytest.mark.parametrize(("l1", "l2"), [(0.05, 0.0), (0.0, 0.4), (0.03, 0.2)])
 def test_it_follows_its_equations(l1: float, l2: float) -> None:
     method = Method("elastic", (CrossEntropy(), ElasticNet(l1, l2)))
-    made = experiment(method, rounds=3, cohort=4, local=LOCAL, seed=7)
+    setup = experiment(method, rounds=3, cohort=4, local=LOCAL, seed=7)
     start = np.concatenate([p.detach().double().numpy().ravel() for p in tanh_net().parameters()])
-    world = World(made.federation, start, 3, 3, 4, LOCAL, 7)
+    world = World(setup.federation, start, 3, 3, 4, LOCAL, 7)
     at = world.start
     for t, rate, cohort in world.schedule():
         ends = {}
         for i in cohort:
             w = at.copy()
-            for rows in LOCAL.batches(made.federation.train.index[i], 7, t, i):
+            for rows in LOCAL.batches(setup.federation.train.index[i], 7, t, i):
                 w = w - rate * (world.gradient(w, rows) + LOCAL.weight_decay * w)
                 w = shrunk(w, rate * l1) / (1 + rate * l2)
             ends[i] = w
         at = average(world, at, ends)
-    np.testing.assert_allclose(theta(run(made)), at, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(theta(run(setup)), at, rtol=0, atol=1e-12)
 
 
 def test_parameters_become_exactly_zero() -> None:

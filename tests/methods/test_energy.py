@@ -41,15 +41,15 @@ def test_energy_of_real_data_falls_below_that_of_noise() -> None:
     method = Method("energy", (Energy(lam=0.0, magnitude=0.05),), personal=LocalOnly())
     result = go(method, federation=data, rounds=30, local=Local(steps=5, batch_size=10, lr=0.05))
     noise = torch.randn(2000, FEATURES, generator=torch.manual_seed(0), dtype=torch.float64)
-    for client, kept in result.snapshot.store:
-        mine = data.train.client(client)
+    for client, client_state in result.snapshot.store:
+        samples = data.train.client(client)
         net, before = tanh_net(), tanh_net()
-        torch.nn.utils.vector_to_parameters(kept["personal"]["private"].float(), net.parameters())
+        torch.nn.utils.vector_to_parameters(client_state["personal"]["private"].float(), net.parameters())
 
-        def gap(model: torch.nn.Module, mine: Arrays = mine) -> float:
+        def gap(model: torch.nn.Module, samples: Arrays = samples) -> float:
             with torch.no_grad():
-                real = langevin.energy(model(mine.x.float()), mine.y).mean()
-                labels = mine.y[torch.arange(len(noise)) % len(mine.y)]
+                real = langevin.energy(model(samples.x.float()), samples.y).mean()
+                labels = samples.y[torch.arange(len(noise)) % len(samples.y)]
                 return float(real - langevin.energy(model(noise.float()), labels).mean())
 
         assert gap(net) < gap(before) - 0.5
@@ -86,7 +86,7 @@ def test_no_model_parameter_crosses() -> None:
 def test_kept_models_stay_where_they_are() -> None:
     result = go(make("fedevg_kept", per_class=4), cohort=4, local=LOCAL)
     assert {r["comm/up_params"] for r in result.history} == {4 * 4 * CLASSES * (FEATURES + 1)}
-    assert all(own.keys() == {"personal"} for _, own in result.snapshot.store)
+    assert all(client_state.keys() == {"personal"} for _, client_state in result.snapshot.store)
 
 
 def with_inputs(data: Federation, client: int, value: float) -> Federation:
@@ -172,11 +172,11 @@ def test_engines_agree_on_odd_federations(name: str) -> None:
 @pytest.mark.parametrize("name", ["fedevg", "fedevg_kept"])
 def test_a_run_goes_on_to_the_same_bits(name: str, tmp_path: Path) -> None:
     work = experiment(make(name, repulsion=0.1), cohort=3, rounds=6, local=LOCAL)
-    whole = run(work, tmp_path / "a", checkpoint_every=2, keep=5)
+    full_run = run(work, tmp_path / "a", checkpoint_every=2, keep=5)
     middle = checkpoint.available(tmp_path / "a" / "checkpoint")[0]
     again = run(work, tmp_path / "a", checkpoint_every=2, keep=5, resume=middle)
-    assert_same_state(whole.snapshot, again.snapshot)
-    assert_same_records(whole.history, again.history)
+    assert_same_state(full_run.snapshot, again.snapshot)
+    assert_same_records(full_run.history, again.history)
 
 
 def test_another_seed_begins_with_other_samples() -> None:

@@ -44,10 +44,10 @@ def test_all_parameters_cross_both_ways_and_nothing_else(name: str) -> None:
 
 def scarce() -> Federation:
     """Clients with one class each, one of them with a single sample."""
-    whole = classes()
-    arrays = whole.train.arrays
+    data = classes()
+    arrays = data.train.arrays
     rows = [np.flatnonzero(arrays.y.numpy() == label)[:8].tolist() for label in range(CLASSES)]
-    return federation(arrays, [rows[0][:1], rows[1], rows[2], rows[0][1:]], whole.test)
+    return federation(arrays, [rows[0][:1], rows[1], rows[2], rows[0][1:]], data.test)
 
 
 @pytest.mark.parametrize("name", BOTH)
@@ -76,18 +76,18 @@ def test_losses_of_the_received_model_are_known_to_mixing_policies(name: str) ->
 
 @pytest.mark.parametrize("name", BOTH)
 def test_a_method_without_a_predictor_refuses_to_be_evaluated_as_one(name: str) -> None:
-    made = experiment(name)
+    setup = experiment(name)
     with pytest.raises(ConfigError, match=f"method '{name}' trains no predictor"):
-        replace(made, evaluation=Evaluation(what=("global",)))
+        replace(setup, evaluation=Evaluation(what=("global",)))
 
 
 @pytest.mark.parametrize("name", BOTH)
 def test_another_length_of_latent_vectors_is_refused(name: str) -> None:
     kind = DenseGAN if name == "fedcgan" else DenseVAE
-    made = replace(experiment(name, rounds=1), model=lambda: fixed(kind(3, nn.Tanh())))
+    setup = replace(experiment(name, rounds=1), model=lambda: fixed(kind(3, nn.Tanh())))
     sentence = r"draws latent vectors of length \d+, but the model's have 3; give both the same latent"
     with pytest.raises(ConfigError, match=sentence):
-        run(made)
+        run(setup)
 
 
 def pictures(shape: tuple[int, ...] = (1, 4, 4)) -> Federation:
@@ -115,10 +115,10 @@ def test_networks_of_images_are_the_same_on_every_engine(name: str) -> None:
         "evaluation": Evaluation(what=()),
         "device": "cpu",
     }
-    made = Experiment(make(name, latent=3), pictures(), image_model(name), rounds=2, **conditions)
-    serial = run(made)
+    setup = Experiment(make(name, latent=3), pictures(), image_model(name), rounds=2, **conditions)
+    serial = run(setup)
     assert not serial.failures
-    assert_same_run(serial, run(replace(made, **TWO)))
+    assert_same_run(serial, run(replace(setup, **TWO)))
 
 
 def trained(name: str, rounds: int) -> tuple[nn.Module, Tensor]:
@@ -147,8 +147,8 @@ def test_what_is_made_looks_like_the_data(name: str) -> None:
 def test_samples_depend_on_the_seed_alone_and_lie_in_the_range(name: str) -> None:
     net = image_model(name)()
     layout = Layout.of(net)
-    given, _ = layout.read(net)
-    at = given * 3 + 0.1
+    start, _ = layout.read(net)
+    at = start * 3 + 0.1
     x, y = sample(net, at, per_class=4, seed=1)
     assert x.shape == (8, 1, 4, 4)
     assert y.tolist() == [0] * 4 + [1] * 4
@@ -160,12 +160,11 @@ def test_samples_depend_on_the_seed_alone_and_lie_in_the_range(name: str) -> Non
     assert not torch.equal(x, sample(net, at, per_class=4, seed=2)[0])
     more, _ = sample(net, at, per_class=7, seed=1)
     torch.testing.assert_close(torch.cat([more[:4], more[7:11]]), x)
-    assert torch.equal(layout.read(net)[0], given), "the model stays as it is"
+    assert torch.equal(layout.read(net)[0], start), "the model stays as it is"
     double, _ = sample(net, at.double(), per_class=4, seed=1)
     assert double.dtype == torch.float64
     torch.testing.assert_close(double.float(), x, rtol=1e-4, atol=1e-4)
-    apart = x[:4].flatten(1)
-    assert torch.pdist(apart).min() > 1e-4, "samples of a class are not one"
+    assert torch.pdist(x[:4].flatten(1)).min() > 1e-4, "samples of a class are not one"
 
 
 @pytest.mark.parametrize("name", BOTH)
@@ -186,9 +185,9 @@ def test_what_makes_no_samples_is_refused() -> None:
         ("do not fit this model", {"theta": at[:-1]}),
         ("do not fit this model", {"buffers": torch.zeros(3)}),
     ]:
-        given: dict[str, Any] = {"model": net, "theta": at, "per_class": 1} | change
+        arguments: dict[str, Any] = {"model": net, "theta": at, "per_class": 1} | change
         with pytest.raises(ConfigError, match=sentence):
-            sample(**given)
+            sample(**arguments)
 
 
 def test_the_range_that_clients_see_is_that_of_normalised_images() -> None:

@@ -34,13 +34,15 @@ def batch(rows: int = 5, seed: int = 0) -> Batch:
     return Batch(x, torch.as_tensor(draw.integers(CLASSES, size=rows)))
 
 
-def seen(term: Adversarial | Variational, data: Batch, known: Facts | None = None, seed: int = 0) -> Context:
+def step_context(
+    term: Adversarial | Variational, data: Batch, constants: Facts | None = None, seed: int = 0
+) -> Context:
     """A context with what the term draws before its step on this mini-batch."""
-    ctx = NO_ROUND._replace(facts=known or facts())
+    ctx = NO_ROUND._replace(facts=constants or facts())
     return ctx._replace(local=term.on_step(ctx, lambda x: x, data, np.random.default_rng(seed)))
 
 
-def asked(model: Callable[..., Any]) -> Output:
+def output_of(model: Callable[..., Any]) -> Output:
     return Output(torch.zeros(0), model=model)
 
 
@@ -49,8 +51,8 @@ def gan(latent: int = 2) -> nn.Module:
 
 
 def gradients(value: Tensor, net: nn.Module) -> dict[str, Tensor]:
-    found = torch.autograd.grad(value, list(net.parameters()), materialize_grads=True)
-    return {name: g for (name, _), g in zip(net.named_parameters(), found, strict=True)}
+    slopes = torch.autograd.grad(value, list(net.parameters()), materialize_grads=True)
+    return {name: g for (name, _), g in zip(net.named_parameters(), slopes, strict=True)}
 
 
 @pytest.mark.parametrize("labels", ["own", "uniform"])
@@ -58,13 +60,13 @@ def gradients(value: Tensor, net: nn.Module) -> dict[str, Tensor]:
 def test_each_network_follows_the_gradient_of_its_own_loss(labels: str, speed: float) -> None:
     net, term = gan(), Adversarial(2, labels, speed)
     data = batch()
-    ctx = seen(term, data)
-    found = gradients(term.loss(asked(net), data, ctx).mean(), net)
+    ctx = step_context(term, data)
+    slopes = gradients(term.loss(output_of(net), data, ctx).mean(), net)
     z, y = ctx.local["z"], ctx.local.get("y", data.y)
     of_judge = F.softplus(-net(data.x, data.y)) + F.softplus(net(net(z, y, part="generate").detach(), y))
     of_maker = F.softplus(-net(net(z, y, part="generate"), y))
     judge, maker = gradients(of_judge.mean(), net), gradients(of_maker.mean(), net)
-    for name, g in found.items():
+    for name, g in slopes.items():
         right = judge[name] if name.startswith("discriminator") else speed * maker[name]
         wrong = maker[name] if name.startswith("discriminator") else judge[name]
         torch.testing.assert_close(g, right, rtol=1e-12, atol=1e-12)
@@ -74,29 +76,29 @@ def test_each_network_follows_the_gradient_of_its_own_loss(labels: str, speed: f
 def test_the_value_is_the_sum_of_both_losses() -> None:
     net, term = gan(), Adversarial(2, speed=2.5)
     data = batch()
-    ctx = seen(term, data)
-    made = net(ctx.local["z"], data.y, part="generate")
-    of_judge = F.softplus(-net(data.x, data.y)) + F.softplus(net(made, data.y))
-    expected = of_judge + 2.5 * F.softplus(-net(made, data.y))
-    torch.testing.assert_close(term.loss(asked(net), data, ctx), expected, rtol=1e-12, atol=1e-12)
+    ctx = step_context(term, data)
+    fakes = net(ctx.local["z"], data.y, part="generate")
+    of_judge = F.softplus(-net(data.x, data.y)) + F.softplus(net(fakes, data.y))
+    expected = of_judge + 2.5 * F.softplus(-net(fakes, data.y))
+    torch.testing.assert_close(term.loss(output_of(net), data, ctx), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_the_gradient_is_the_same_under_every_transform() -> None:
     """Plain autograd, and grad_and_value."""
     net, term = gan(), Adversarial(2)
     layout, data = Layout.of(net), batch()
-    ctx, (flat, _) = seen(term, data), layout.read(net)
+    ctx, (flat, _) = step_context(term, data), layout.read(net)
 
     def value(at: Tensor) -> Tensor:
         model = lambda *x, **k: functional_call(net, layout.views(at, at[:0]), x, k)  # noqa: E731
-        return term.loss(asked(model), data, ctx).mean()
+        return term.loss(output_of(model), data, ctx).mean()
 
     for start in (flat, 0.7 * flat, flat + 0.1):
-        g, said = torch.func.grad_and_value(value)(start)
-        one = start.clone().requires_grad_()
-        plain = value(one)
-        torch.testing.assert_close(torch.autograd.grad(plain, one)[0], g, rtol=1e-12, atol=1e-12)
-        torch.testing.assert_close(plain.detach(), said, rtol=1e-12, atol=1e-12)
+        g, loss = torch.func.grad_and_value(value)(start)
+        leaf = start.clone().requires_grad_()
+        plain = value(leaf)
+        torch.testing.assert_close(torch.autograd.grad(plain, leaf)[0], g, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(plain.detach(), loss, rtol=1e-12, atol=1e-12)
 
 
 class Auxiliary(nn.Module):
@@ -117,22 +119,22 @@ def test_an_auxiliary_classifier_adds_its_cross_entropies(auxiliary: str) -> Non
     """AC-GAN, by hand: L_S + L_C for the discriminator, L_C - L_S for the generator, without saturation."""
     net, term = fixed(Auxiliary().double()), Adversarial(2, speed=2.5, auxiliary=auxiliary)
     data = batch()
-    ctx = seen(term, data)
-    value = term.loss(asked(net), data, ctx)
-    made = net(ctx.local["z"], data.y, part="generate")
-    told = ctx.local.get("auxiliary", data.y)
+    ctx = step_context(term, data)
+    value = term.loss(output_of(net), data, ctx)
+    fakes = net(ctx.local["z"], data.y, part="generate")
+    fake_labels = ctx.local.get("auxiliary", data.y)
     assert ("auxiliary" in ctx.local) == (auxiliary == "random")
 
     def judged(x: Tensor, sign: int, y: Tensor) -> Tensor:
         logits = net(x, y)
-        named = logits[:, 1:].exp() / logits[:, 1:].exp().sum(1, keepdim=True)
-        return (1 + (-sign * logits[:, 0]).exp()).log() - named[torch.arange(len(y)), y].log()
+        probabilities = logits[:, 1:].exp() / logits[:, 1:].exp().sum(1, keepdim=True)
+        return (1 + (-sign * logits[:, 0]).exp()).log() - probabilities[torch.arange(len(y)), y].log()
 
-    of_judge = judged(data.x, 1, data.y) + judged(made.detach(), -1, told)
-    of_maker = judged(made, 1, data.y)
+    of_judge = judged(data.x, 1, data.y) + judged(fakes.detach(), -1, fake_labels)
+    of_maker = judged(fakes, 1, data.y)
     torch.testing.assert_close(value, of_judge + 2.5 * of_maker, rtol=1e-12, atol=1e-12)
-    found, judge, maker = (gradients(one.mean(), net) for one in (value, of_judge, of_maker))
-    for name, g in found.items():
+    slopes, judge, maker = (gradients(loss.mean(), net) for loss in (value, of_judge, of_maker))
+    for name, g in slopes.items():
         right = judge[name] if name.startswith("discriminator") else 2.5 * maker[name]
         torch.testing.assert_close(g, right, rtol=1e-12, atol=1e-12)
 
@@ -159,15 +161,15 @@ def test_simultaneous_steps_leave_the_equilibrium_of_the_dirac_game() -> None:
     data = Batch(torch.zeros(3, 1).double(), torch.zeros(3).long())
     ctx = NO_ROUND._replace(local={"z": torch.zeros(3, 1).double()})
     for _ in range(steps):
-        found = gradients(term.loss(asked(net), data, ctx).mean(), net)
+        slopes = gradients(term.loss(output_of(net), data, ctx).mean(), net)
         a, b = point
         sigma = 1 / (1 + np.exp(-a * b))
         field = np.array([-b * (1 - sigma), a * sigma])
-        np.testing.assert_allclose([found["a"].item(), found["b"].item()], field, atol=1e-15)
+        np.testing.assert_allclose([slopes["a"].item(), slopes["b"].item()], field, atol=1e-15)
         point = point - lr * field
         with torch.no_grad():
             for name, parameter in net.named_parameters():
-                parameter -= lr * found[name]
+                parameter -= lr * slopes[name]
     stretched = np.hypot(*point) / np.hypot(0.02, 0.02)
     assert stretched == pytest.approx((1 + lr**2 / 4) ** (steps / 2), rel=0.01)
     assert stretched > 1.1
@@ -175,22 +177,22 @@ def test_simultaneous_steps_leave_the_equilibrium_of_the_dirac_game() -> None:
 
 def test_made_samples_take_the_labels_of_the_mini_batch_or_any() -> None:
     many = batch(rows=300)
-    assert set(seen(Adversarial(2, "uniform"), many).local["y"].tolist()) == set(range(CLASSES))
-    assert set(seen(Adversarial(2), many).local) == {"z"}
-    given: list[Tensor] = []
+    assert set(step_context(Adversarial(2, "uniform"), many).local["y"].tolist()) == set(range(CLASSES))
+    assert set(step_context(Adversarial(2), many).local) == {"z"}
+    generator_labels: list[Tensor] = []
 
     def model(x: Tensor, y: Tensor, part: str) -> Tensor:
         if part == "generate":
-            given.append(y)
+            generator_labels.append(y)
         return x if part == "generate" else x.sum(1)
 
     for labels in ("own", "uniform"):
         term = Adversarial(FEATURES, labels)
         data = batch()._replace(y=torch.full((5,), 1))
-        ctx = seen(term, data)
-        term.loss(asked(model), data, ctx)
-    assert given[0].tolist() == [1] * 5
-    assert torch.equal(given[1], ctx.local["y"])
+        ctx = step_context(term, data)
+        term.loss(output_of(model), data, ctx)
+    assert generator_labels[0].tolist() == [1] * 5
+    assert torch.equal(generator_labels[1], ctx.local["y"])
 
 
 @pytest.mark.parametrize(
@@ -211,9 +213,9 @@ def test_impossible_bounds_are_refused(part: dict[str, Any]) -> None:
 
 def test_one_draw_is_not_that_of_several_latent_numbers() -> None:
     term, data = Variational(1), Batch(torch.rand(4, 2), torch.zeros(4).long())
-    said = {"encode": (torch.zeros(4, 3), torch.zeros(4, 3)), "decode": torch.full((4, 2), 0.5)}
+    outputs = {"encode": (torch.zeros(4, 3), torch.zeros(4, 3)), "decode": torch.full((4, 2), 0.5)}
     with pytest.raises(RuntimeError, match="shape"):
-        term.loss(asked(lambda x, y, part: said[part]), data, seen(term, data))
+        term.loss(output_of(lambda x, y, part: outputs[part]), data, step_context(term, data))
 
 
 def test_the_divergence_is_the_expected_logarithm_of_the_ratio() -> None:
@@ -236,25 +238,29 @@ def test_reconstruction_is_a_log_likelihood_in_units_of_the_datas_range(likeliho
     draw = np.random.default_rng(0)
     u, v = draw.random((4, *inputs)), draw.uniform(0.05, 0.95, (4, *inputs))
     span, bottom = np.subtract(high, low), np.array(low)
-    x, made = (torch.as_tensor(bottom + span * value) for value in (u, v))
-    said = {"encode": (torch.zeros(4, 3), torch.zeros(4, 3)), "decode": made}
+    x, reconstruction = (torch.as_tensor(bottom + span * value) for value in (u, v))
+    outputs = {"encode": (torch.zeros(4, 3), torch.zeros(4, 3)), "decode": reconstruction}
     data = Batch(x, torch.zeros(4).long())
-    found = term.loss(asked(lambda x, y, part: said[part]), data, seen(term, data, facts(low, high, inputs)))
+    losses = term.loss(
+        output_of(lambda x, y, part: outputs[part]), data, step_context(term, data, facts(low, high, inputs))
+    )
     if likelihood == "bernoulli":
         expected = -(u * np.log(v) + (1 - u) * np.log(1 - v))
     else:
         expected = (u - v) ** 2 / 0.6 + 0.5 * np.log(2 * np.pi * 0.3)
-    np.testing.assert_allclose(found.numpy(), expected.sum((1, 2, 3)), rtol=1e-12)
+    np.testing.assert_allclose(losses.numpy(), expected.sum((1, 2, 3)), rtol=1e-12)
 
 
 def test_pixels_at_the_ends_of_the_range_leave_everything_finite() -> None:
     for dtype in (torch.float32, torch.float64):
-        made = torch.tensor([[0.0, 1.0, 0.0, 1.0]], dtype=dtype, requires_grad=True)
-        said = {"encode": (torch.zeros(1, 1, dtype=dtype),) * 2, "decode": made}
+        reconstruction = torch.tensor([[0.0, 1.0, 0.0, 1.0]], dtype=dtype, requires_grad=True)
+        outputs = {"encode": (torch.zeros(1, 1, dtype=dtype),) * 2, "decode": reconstruction}
         term = Variational(1)
         data = Batch(torch.tensor([[0.0, 1.0, 1.0, 0.0]], dtype=dtype), torch.zeros(1).long())
-        value = term.loss(asked(lambda x, y, part, said=said: said[part]), data, seen(term, data)).sum()
-        (slope,) = torch.autograd.grad(value, made)
+        value = term.loss(
+            output_of(lambda x, y, part, outputs=outputs: outputs[part]), data, step_context(term, data)
+        ).sum()
+        (slope,) = torch.autograd.grad(value, reconstruction)
         assert torch.isfinite(value)
         assert torch.isfinite(slope).all()
         assert 2 * 10 < value < 2 * 40, "two of four pixels are as wrong as can be"
@@ -312,7 +318,7 @@ def test_at_the_optimum_of_probabilistic_pca_the_bound_is_tight() -> None:
         net.v.copy_(torch.linalg.solve(net.w.T @ net.w + VARIANCE * torch.eye(LATENT).double(), net.w.T))
         net.m.copy_(x.mean(0))
         net.logvar.copy_(torch.as_tensor(np.log(VARIANCE / top)))
-    value = term.loss(asked(net), *exact(x)).mean()
+    value = term.loss(output_of(net), *exact(x)).mean()
     assert value.item() == pytest.approx(ppca(x, values), rel=1e-12)
     assert max(float(g.abs().max()) for g in gradients(value, net).values()) < 1e-10
 
@@ -326,7 +332,7 @@ def test_descent_of_a_linear_autoencoder_finds_probabilistic_pca() -> None:
 
     def closure() -> Tensor:
         optimiser.zero_grad()
-        value = term.loss(asked(net), *data).mean()
+        value = term.loss(output_of(net), *data).mean()
         value.backward()
         return value
 

@@ -40,19 +40,19 @@ def test_a_client_deploys_the_average_of_its_models() -> None:
     weights = set()
     for client in range(6):
         module, state = result.trained.client(client).module, result.snapshot.store.get(client)
-        found = torch.cat([p.detach().flatten() for p in module.parameters()])
+        deployed_model = torch.cat([p.detach().flatten() for p in module.parameters()])
         if state is None:
-            assert torch.equal(found, result.snapshot.server.theta)
+            assert torch.equal(deployed_model, result.snapshot.server.theta)
             continue
         w, past, last = (state["personal"][name] for name in ("weight", "history", "private"))
         weights.add(round(float(w), 12))
-        torch.testing.assert_close(found, w * past + (1 - w) * last, rtol=0, atol=1e-14)
+        torch.testing.assert_close(deployed_model, w * past + (1 - w) * last, rtol=0, atol=1e-14)
     assert 0.6 in weights, "0.8 · 3/4 in the fourth round"
     once = go(make("fedphp", mu=0.8), **SAME | {"rounds": 1})
     for client, state in once.snapshot.store:
         module = once.trained.client(client).module
-        found = torch.cat([p.detach().flatten() for p in module.parameters()])
-        torch.testing.assert_close(found, state["personal"]["private"], rtol=0, atol=0)
+        deployed_model = torch.cat([p.detach().flatten() for p in module.parameters()])
+        torch.testing.assert_close(deployed_model, state["personal"]["private"], rtol=0, atol=0)
 
 
 def test_the_first_step_from_ones_own_history_is_not_pulled() -> None:

@@ -37,7 +37,7 @@ SKEWED = [CalibratedLogits, BalancedSoftmax]
 
 @pytest.mark.parametrize("term", SKEWED)
 def test_at_zero_it_is_cross_entropy(term: Any) -> None:
-    none, plain = (theta(go(Method("a", (one,)), **CONDITIONS)) for one in (term(0.0), CrossEntropy()))
+    none, plain = (theta(go(Method("a", (loss,)), **CONDITIONS)) for loss in (term(0.0), CrossEntropy()))
     np.testing.assert_array_equal(none, plain)
     assert np.abs(theta(go(Method("a", (term(),)), **CONDITIONS)) - plain).max() > 1e-3
 
@@ -46,8 +46,8 @@ def test_at_zero_it_is_cross_entropy(term: Any) -> None:
 def test_with_equal_counts_it_is_cross_entropy(term: Any) -> None:
     z, y = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64), torch.arange(5) % 3
     ctx = NO_ROUND._replace(label_counts=torch.full((3,), 7.0, dtype=torch.float64))
-    found, plain = (one.loss(Output(z), Batch(z, y), ctx) for one in (term(1.5), CrossEntropy()))
-    torch.testing.assert_close(found, plain, rtol=0, atol=1e-12)
+    losses, plain = (part.loss(Output(z), Batch(z, y), ctx) for part in (term(1.5), CrossEntropy()))
+    torch.testing.assert_close(losses, plain, rtol=0, atol=1e-12)
 
 
 def test_the_balanced_softmax_finds_the_balanced_odds() -> None:
@@ -98,16 +98,16 @@ COMPOSED = {
 @pytest.mark.parametrize("name", COMPOSED)
 def test_compositions_agree_on_every_engine(name: str) -> None:
     settings = CONDITIONS | {"evaluation": Evaluation(what=("clients",))}
-    found = [go(COMPOSED[name], engine=engine, **settings) for engine in ("serial", "processes")]
-    np.testing.assert_array_equal(theta(found[0]), theta(found[1]))
-    assert found[0].history[-1]["clients/accuracy/mean"] == found[1].history[-1]["clients/accuracy/mean"]
+    runs = [go(COMPOSED[name], engine=engine, **settings) for engine in ("serial", "processes")]
+    np.testing.assert_array_equal(theta(runs[0]), theta(runs[1]))
+    assert runs[0].history[-1]["clients/accuracy/mean"] == runs[1].history[-1]["clients/accuracy/mean"]
 
 
 @pytest.mark.exhaustive
 def test_they_beat_fedavg_where_clients_have_two_digits_each() -> None:
     """Real digits, few rounds, long local work."""
     federation = federate("digits", partitions.make("pathological", classes=2), clients=10, seed=0)
-    found = {}
+    accuracy = {}
     for name, method in {
         "fedavg": methods.fedavg(), "fedlc": methods.fedlc(), "balanced": Method("b", (BalancedSoftmax(),)),
         "fedntd": methods.fedntd(),
@@ -116,5 +116,5 @@ def test_they_beat_fedavg_where_clients_have_two_digits_each() -> None:
             method, federation, lambda: models.make("mlp", classes=10, inputs=(1, 8, 8)), rounds=10, participation=0.5,
             local=Local(epochs=5, batch_size=20, lr=0.1), evaluation=Evaluation(("global",), every=10), seed=1,
         ))  # fmt: skip
-        found[name] = result.history[-1]["global/accuracy"]
-    assert min(found["fedlc"], found["balanced"], found["fedntd"]) > found["fedavg"] + 0.05, found
+        accuracy[name] = result.history[-1]["global/accuracy"]
+    assert min(accuracy["fedlc"], accuracy["balanced"], accuracy["fedntd"]) > accuracy["fedavg"] + 0.05, accuracy

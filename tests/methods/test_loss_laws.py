@@ -95,29 +95,29 @@ def test_labels_alone_under_feddyn_are_feddyn() -> None:
 
 def test_moon_has_no_gradient_at_clients_that_come_for_the_first_time() -> None:
     """Their previous model is the received one: μ log 2, without gradient."""
-    one, everybody = go(methods.moon(mu=5.0), rounds=1), go("fedavg", rounds=1)
-    np.testing.assert_array_equal(theta(one), theta(everybody))
-    assert one.history[0]["train/loss"] == pytest.approx(everybody.history[0]["train/loss"] + 5 * log(2))
+    moon, fedavg = go(methods.moon(mu=5.0), rounds=1), go("fedavg", rounds=1)
+    np.testing.assert_array_equal(theta(moon), theta(fedavg))
+    assert moon.history[0]["train/loss"] == pytest.approx(fedavg.history[0]["train/loss"] + 5 * log(2))
 
 
 def test_moon_keeps_the_model_with_which_the_client_ended() -> None:
     result = go("moon", rounds=1)
-    kept = {key: value for key, value in leaves(result.snapshot) if key.endswith("objective.1/previous")}
-    assert len(kept) == 6
+    models = {key: value for key, value in leaves(result.snapshot) if key.endswith("objective.1/previous")}
+    assert len(models) == 6
     n = np.array([7, 12, 5, 9, 16, 4])
-    mean = sum(w * kept[f"client {i}/objective.1/previous"].numpy() for i, w in enumerate(n)) / n.sum()
+    mean = sum(w * models[f"client {i}/objective.1/previous"].numpy() for i, w in enumerate(n)) / n.sum()
     np.testing.assert_allclose(mean, theta(result), rtol=0, atol=1e-12)
 
 
 def test_losses_of_the_received_model_count_moons_constant() -> None:
     """Mixing policies that ask for them know no client state; the term is there all the same."""
-    found = []
+    losses = []
     for method in (methods.fedavg(), methods.moon(mu=3.0)):
         federation = classes()
         plan = ClientPlan.of(tanh_net().double(), method, federation.train, HARD)
         down = Server.initial(plan, plan.theta0, plan.buffers0).broadcast(plan)
-        found.append(Serial(plan, Live).losses(down, np.arange(6), lambda client: {}))
-    np.testing.assert_allclose(found[1], found[0] + 3 * log(2), rtol=0, atol=1e-12)
+        losses.append(Serial(plan, Live).losses(down, np.arange(6), lambda client: {}))
+    np.testing.assert_allclose(losses[1], losses[0] + 3 * log(2), rtol=0, atol=1e-12)
     fair = replace(methods.moon(), mixing=QFFL(1.0))
     assert np.isfinite(theta(go(fair))).all()
 
@@ -160,10 +160,10 @@ def test_gradient_of_the_divergence_is_tau_times_the_difference() -> None:
     s.requires_grad_()
     assert torch.autograd.gradcheck(lambda u, v: divergence.symmetric_kl(u, v, 3.5), (t.clone().requires_grad_(), s))
     for tau in (1.0, 3.5):
-        (found,) = torch.autograd.grad(divergence.kl(t, s, tau).sum(), s)
+        (gradient,) = torch.autograd.grad(divergence.kl(t, s, tau).sum(), s)
         p, q = ((v.detach() / tau).exp() for v in (t, s))
         expected = tau * (q / q.sum(1, keepdim=True) - p / p.sum(1, keepdim=True))
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-12)
     assert divergence.kl(t, t, 3.5).abs().max() < 1e-12
     shifted = divergence.kl(t + 7, s, 2.0)  # logits count up to a constant
     torch.testing.assert_close(shifted, divergence.kl(t, s, 2.0), rtol=0, atol=1e-10)
@@ -176,8 +176,8 @@ def test_no_view_is_the_target() -> None:
     value = divergence.symmetric_kl(a, b, 2.0)
     torch.testing.assert_close(value, (divergence.kl(a, b, 2.0) + divergence.kl(b, a, 2.0)) / 2, rtol=0, atol=1e-12)
     torch.testing.assert_close(value, divergence.symmetric_kl(b, a, 2.0), rtol=0, atol=1e-12)
-    one, two = torch.autograd.grad(value.sum(), (a, b))
-    assert min(one.abs().max(), two.abs().max()) > 1e-2
+    slopes = torch.autograd.grad(value.sum(), (a, b))
+    assert min(slope.abs().max() for slope in slopes) > 1e-2
 
 
 def test_both_is_the_sum_of_both_with_labels_once() -> None:
@@ -185,10 +185,10 @@ def test_both_is_the_sum_of_both_with_labels_once() -> None:
     logits, twin, taught = (torch.randn(6, 4, generator=draw) for _ in range(3))
     out, batch = Output(logits, twin=twin, teacher=taught), Batch(logits, torch.arange(6) % 4)
     terms = methods.distill_robust(alpha=0.3, tau=2.0).objective
-    found = sum(term.loss(out, batch, NO_ROUND) for term in terms)
+    loss = sum(term.loss(out, batch, NO_ROUND) for term in terms)
     labels = CrossEntropy().loss(out, batch, NO_ROUND)
-    apart = divergence.kl(taught, logits, 2.0) + divergence.symmetric_kl(logits, twin, 2.0)
-    torch.testing.assert_close(found, 0.3 * labels + 0.7 * apart)
+    divergences = divergence.kl(taught, logits, 2.0) + divergence.symmetric_kl(logits, twin, 2.0)
+    torch.testing.assert_close(loss, 0.3 * labels + 0.7 * divergences)
 
 
 def test_sequences_take_the_mean_over_positions() -> None:
@@ -197,13 +197,13 @@ def test_sequences_take_the_mean_over_positions() -> None:
     y = torch.arange(15).reshape(3, 5) % 4
     out = Output(logits, teacher=taught, twin=taught)
     for term in (Distillation(0.4), Robustness(0.4)):
-        whole = term.loss(out, Batch(logits, y), NO_ROUND)
+        losses = term.loss(out, Batch(logits, y), NO_ROUND)
         parts = [
             term.loss(Output(logits[:, t], teacher=taught[:, t], twin=taught[:, t]), Batch(logits, y[:, t]), NO_ROUND)
             for t in range(5)
         ]
-        torch.testing.assert_close(whole, torch.stack(parts).mean(0))
-        assert whole.shape == (3,)
+        torch.testing.assert_close(losses, torch.stack(parts).mean(0))
+        assert losses.shape == (3,)
 
 
 @pytest.mark.parametrize("engine", ["serial", "processes"])

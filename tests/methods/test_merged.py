@@ -41,10 +41,10 @@ def test_weights_of_one_are_federated_averaging(drift: Any, layers: int) -> None
     merged = go(Method("a", CE, personal=Merged(layers, rate=0.0), **more), **conditions)
     usual = go(Method("b", CE, **more), **conditions)
     assert np.array_equal(theta(merged), theta(usual))
-    for one, other in zip(merged.history, usual.history, strict=True):
-        shared = [key for key in other if key.startswith(("global/", "train/"))]
-        assert [one[key] for key in shared] == [other[key] for key in shared]
-        assert one["clients/loss/mean"] == pytest.approx(other["clients/loss/mean"], rel=1e-12)
+    for record, expected in zip(merged.history, usual.history, strict=True):
+        shared = [key for key in expected if key.startswith(("global/", "train/"))]
+        assert [record[key] for key in shared] == [expected[key] for key in shared]
+        assert record["clients/loss/mean"] == pytest.approx(expected["clients/loss/mean"], rel=1e-12)
 
 
 def test_weights_of_zero_are_local_training() -> None:
@@ -52,13 +52,13 @@ def test_weights_of_zero_are_local_training() -> None:
     conditions = {"local": LOCAL, "rounds": 4, "seed": 3, "evaluation": Evaluation(what=("clients",))}
     merged = go(make("fedala", layers=0, rate=0.0, initial=0.0), **conditions)
     alone = go("local", **conditions)
-    own = {client: state["personal"]["private"] for client, state in alone.snapshot.store}
-    assert len(own) == 6
+    models = {client: state["personal"]["private"] for client, state in alone.snapshot.store}
+    assert len(models) == 6
     for client, state in merged.snapshot.store:
-        assert torch.equal(state["personal"]["private"], own[client])
-    for one, other in zip(merged.history, alone.history, strict=True):
-        clients = [key for key in other if key.startswith("clients/")]
-        assert [one[key] for key in clients] == [other[key] for key in clients]
+        assert torch.equal(state["personal"]["private"], models[client])
+    for record, expected in zip(merged.history, alone.history, strict=True):
+        clients = [key for key in expected if key.startswith("clients/")]
+        assert [record[key] for key in clients] == [expected[key] for key in clients]
 
 
 @pytest.mark.parametrize("compute", ["live", "batched"])
@@ -122,8 +122,8 @@ def test_weights_of_a_convex_loss_go_to_the_best_mixture() -> None:
         try:
             point, batch = work.send((a @ (point - best), (point - best) @ a @ (point - best) / 2))
             assert len(batch.x) == 4
-        except StopIteration as done:
-            local, at = done.value
+        except StopIteration as stop:
+            local, at = stop.value
     w, slope = local["weights"], (a @ (at - best)) * (received - last)
     assert torch.equal(at, torch.lerp(last, received, w))
     inside = (w > 0) & (w < 1)
@@ -138,8 +138,8 @@ def test_weights_of_a_convex_loss_go_to_the_best_mixture() -> None:
 def test_weights_are_learnt_until_they_converge_and_then_once_a_round() -> None:
     epochs = {}
     for rounds in (1, 2, 4):
-        found = go(make("fedala", tolerance=1e9), local=LOCAL, rounds=rounds)
-        epochs[rounds] = {int(v) for key, v in leaves(found.snapshot) if key.endswith("personal/epochs")}
+        result = go(make("fedala", tolerance=1e9), local=LOCAL, rounds=rounds)
+        epochs[rounds] = {int(v) for key, v in leaves(result.snapshot) if key.endswith("personal/epochs")}
     assert epochs == {1: {0}, 2: {11}, 4: {13}}
     most = go(make("fedala", tolerance=0.0, most=3), local=LOCAL, rounds=2)
     assert {int(v) for key, v in leaves(most.snapshot) if key.endswith("personal/epochs")} == {3}
@@ -155,11 +155,11 @@ def test_clients_deploy_the_mixture_with_the_servers_last_model() -> None:
         state = store.get(client)
         expected = server
         if state is not None:
-            mine = state["personal"]
-            expected = mine["private"] + (server - mine["private"]) * mine["weights"]
+            entries = state["personal"]
+            expected = entries["private"] + (server - entries["private"]) * entries["weights"]
         module = result.trained.client(client).module
-        found = torch.cat([p.detach().flatten() for p in module.parameters()])
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+        deployed_model = torch.cat([p.detach().flatten() for p in module.parameters()])
+        torch.testing.assert_close(deployed_model, expected, rtol=0, atol=1e-12)
         assert module(x).shape == (len(x), 3)
 
 

@@ -58,10 +58,10 @@ HEAVY = {
 @pytest.mark.parametrize("local", HEAVY.values(), ids=HEAVY)
 def test_control_variates_are_the_gradients(local: Local) -> None:
     """SCAFFOLD's c_i, the direction of FedCM, and what FedDC reads from its displacements."""
-    found = states(ran(Scaffold(), local))
+    state = states(ran(Scaffold(), local))
     for i, g in enumerate(slopes()):
-        np.testing.assert_allclose(found[f"client {i}/drift/c"], g, rtol=1e-12)
-    np.testing.assert_allclose(found["server/drift/c"], slopes().mean(0), rtol=1e-12)
+        np.testing.assert_allclose(state[f"client {i}/drift/c"], g, rtol=1e-12)
+    np.testing.assert_allclose(state["server/drift/c"], slopes().mean(0), rtol=1e-12)
     shares = np.array(SIZES) / sum(SIZES)
     direction = states(ran(FedCMDrift(1.0), local))["server/drift/direction"]
     np.testing.assert_allclose(direction, shares @ slopes(), rtol=1e-12)
@@ -97,34 +97,34 @@ class Halves(nn.Module):
 def test_steps_in_which_shared_parameters_rest_do_not_count(local: Local, fraction: float) -> None:
     """SCAFFOLD on the body of FedRep: its control variates are the gradients, however long the head is trained."""
     method = Method("m", (Tilted(),), Scaffold(), Alternating(fraction))
-    made = experiment(method, federation=regression(*data()), model=Halves, local=local, rounds=1)
-    found = states(run(made))
+    setup = experiment(method, federation=regression(*data()), model=Halves, local=local, rounds=1)
+    state = states(run(setup))
     for i, g in enumerate(slopes()):
-        np.testing.assert_allclose(found[f"client {i}/drift/c"], g * (fraction < 1), rtol=1e-12)
+        np.testing.assert_allclose(state[f"client {i}/drift/c"], g * (fraction < 1), rtol=1e-12)
 
 
 def test_feddc_corrects_by_control_variates_in_every_round_and_by_displacements_in_every_other_one() -> None:
     """Constant gradients, α = 0: a displacement that was corrected no longer tells the clients' gradients apart."""
     local = HEAVY["none"]
-    for control, apart in ((True, [True, False, False, False]), (False, [True, False, True, False])):
+    for control, differs in ((True, [True, False, False, False]), (False, [True, False, True, False])):
         drifts = []
         for rounds in (1, 2, 3, 4):
-            found = states(ran(FedDCDrift(0.0, control=control), local, rounds))
-            drifts.append(np.array([found[f"client {i}/drift/h"] for i in range(len(SIZES))]))
+            state = states(ran(FedDCDrift(0.0, control=control), local, rounds))
+            drifts.append(np.array([state[f"client {i}/drift/h"] for i in range(len(SIZES))]))
         moved = np.diff([np.zeros_like(drifts[0]), *drifts], axis=0)  # [rounds, K, P]
-        assert [bool(np.ptp(one, axis=0).max() > 1e-9) for one in moved] == apart
+        assert [bool(np.ptp(change, axis=0).max() > 1e-9) for change in moved] == differs
         if control:
-            np.testing.assert_allclose(found["server/drift/g"], slopes().mean(0), rtol=1e-11)
+            np.testing.assert_allclose(state["server/drift/g"], slopes().mean(0), rtol=1e-11)
 
 
 @pytest.mark.parametrize("local", HEAVY.values(), ids=HEAVY)
 def test_fednova_moves_by_the_mean_gradient_whatever_the_numbers_of_steps(local: Local) -> None:
     unequal = Local(epochs=2, batch_size=0, lr=local.lr, momentum=local.momentum, nesterov=local.nesterov)
     shares = np.array(SIZES) / sum(SIZES)
-    for chosen in (local, unequal):
-        reach = np.array([chosen.effective_steps(chosen.steps_for(n)) for n in SIZES])
+    for setting in (local, unequal):
+        reach = np.array([setting.effective_steps(setting.steps_for(n)) for n in SIZES])
         step = RATE * (shares @ reach) * (shares @ slopes())
-        np.testing.assert_allclose(-theta(ran(FedNovaDrift(), chosen)), step, rtol=1e-12)
+        np.testing.assert_allclose(-theta(ran(FedNovaDrift(), setting)), step, rtol=1e-12)
 
 
 def test_without_momentum_the_effective_steps_are_the_steps_exactly() -> None:

@@ -51,15 +51,15 @@ def method(name: str, **settings: Any) -> Method:
 @pytest.mark.parametrize("name", ["fedhen", "noside"])
 def test_all_clients_simple_is_fedavg_on_the_simple_net(name: str, dtype: str) -> None:
     """The same bits in M; the rest stays where it was, in spite of momentum, weight decay and clipping."""
-    found = theta(go(method(name, simple_fraction=1.0), local=LOCAL, cohort=4, dtype=dtype))
-    np.testing.assert_array_equal(found[M], theta(go(AVERAGED, model=simple_net, local=LOCAL, cohort=4, dtype=dtype)))
-    np.testing.assert_array_equal(found[REST], flat(two_ends()).astype(dtype)[REST])
+    model = theta(go(method(name, simple_fraction=1.0), local=LOCAL, cohort=4, dtype=dtype))
+    np.testing.assert_array_equal(model[M], theta(go(AVERAGED, model=simple_net, local=LOCAL, cohort=4, dtype=dtype)))
+    np.testing.assert_array_equal(model[REST], flat(two_ends()).astype(dtype)[REST])
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_all_clients_complex_without_side_objective_is_fedavg_on_the_complex_net(dtype: str) -> None:
-    found = theta(go(method("noside", simple_fraction=0.0), local=LOCAL, cohort=4, dtype=dtype))
-    np.testing.assert_array_equal(found, theta(go(AVERAGED, model=two_ends, local=LOCAL, cohort=4, dtype=dtype)))
+    model = theta(go(method("noside", simple_fraction=0.0), local=LOCAL, cohort=4, dtype=dtype))
+    np.testing.assert_array_equal(model, theta(go(AVERAGED, model=two_ends, local=LOCAL, cohort=4, dtype=dtype)))
 
 
 def normed_ends() -> nn.Module:
@@ -72,12 +72,12 @@ def normed_ends() -> nn.Module:
 
 def of_kind(federation: Federation, clients: list[int]) -> Federation:
     """The federation with the data of these clients alone; the others hold one sample, and are never drawn."""
-    kept = [federation.train.index[i] for i in clients]
+    rows = [federation.train.index[i] for i in clients]
     nothing = Index.of([[] for _ in clients])
     test = federation.test
     return replace(
         federation,
-        train=Split(federation.train.arrays, Index.of(kept)),
+        train=Split(federation.train.arrays, Index.of(rows)),
         validation=Split(test, nothing),
         held_out=Split(test, nothing),
     )
@@ -85,12 +85,12 @@ def of_kind(federation: Federation, clients: list[int]) -> Federation:
 
 def test_decouple_is_two_federations() -> None:
     """With all data in a batch a client's number decides its kind and rounding alone: each half can run by itself."""
-    whole = Local(steps=3, batch_size=0, lr=0.2, momentum=0.5, weight_decay=0.05)
-    found = theta(go("decouple", local=whole))
-    simple = go(AVERAGED, federation=of_kind(classes(), [1, 3, 5]), model=simple_net, local=whole)
-    complex = go(AVERAGED, federation=of_kind(classes(), [0, 2, 4]), model=plain_net, local=whole)
-    np.testing.assert_allclose(found[: len(M)], theta(simple), rtol=0, atol=1e-14)
-    np.testing.assert_allclose(found[len(M) :], theta(complex), rtol=0, atol=1e-14)
+    full_batch = Local(steps=3, batch_size=0, lr=0.2, momentum=0.5, weight_decay=0.05)
+    model = theta(go("decouple", local=full_batch))
+    simple = go(AVERAGED, federation=of_kind(classes(), [1, 3, 5]), model=simple_net, local=full_batch)
+    complex = go(AVERAGED, federation=of_kind(classes(), [0, 2, 4]), model=plain_net, local=full_batch)
+    np.testing.assert_allclose(model[: len(M)], theta(simple), rtol=0, atol=1e-14)
+    np.testing.assert_allclose(model[len(M) :], theta(complex), rtol=0, atol=1e-14)
 
 
 def last_exit(theta: np.ndarray, x: np.ndarray, y: np.ndarray, simple: bool) -> float:
@@ -110,8 +110,8 @@ def test_losses_that_weigh_clients_are_those_of_their_last_exits(name: str, resp
     lam, record = 1.7, Recorder()
     federation = classes()
     federation = replace(federation, validation=federation.held_out)
-    made = replace(make(name), mixing=TERM(lam, response))
-    run(experiment(made, federation=federation, local=LOCAL, rounds=1, compute=compute), callbacks=[record])
+    fair = replace(make(name), mixing=TERM(lam, response))
+    run(experiment(fair, federation=federation, local=LOCAL, rounds=1, compute=compute), callbacks=[record])
     split = federation.train if response == "train" else federation.held_out
     x, y = split.arrays.x.numpy(), split.arrays.y.numpy()
     losses = [last_exit(flat(two_ends()), x[rows], y[rows], is_simple(i, 0.5)) for i, rows in enumerate(split.index)]
@@ -120,8 +120,8 @@ def test_losses_that_weigh_clients_are_those_of_their_last_exits(name: str, resp
 
 
 def test_heterofl_with_one_share_is_fedavg() -> None:
-    found = theta(go(method("heterofl", widths=(1.0,)), local=LOCAL, cohort=4))
-    np.testing.assert_array_equal(found, theta(go(AVERAGED, model=wide_net, local=LOCAL, cohort=4)))
+    model = theta(go(method("heterofl", widths=(1.0,)), local=LOCAL, cohort=4))
+    np.testing.assert_array_equal(model, theta(go(AVERAGED, model=wide_net, local=LOCAL, cohort=4)))
 
 
 @pytest.mark.parametrize("name", ["fedhen", "noside", "decouple"])
@@ -130,15 +130,15 @@ def test_without_complex_clients_the_rest_stays_as_it_is(name: str) -> None:
     rounds = [go(name, local=LOCAL, cohort=1, rounds=t, seed=3) for t in range(1, 7)]
     start = flat(two_ends())
     before = np.concatenate([start[M], np.delete(start, np.s_[32:])]) if name == "decouple" else start
-    mine = np.arange(len(M)) if name == "decouple" else M
-    others = np.setdiff1d(np.arange(len(before)), mine)
+    simple_part = np.arange(len(M)) if name == "decouple" else M
+    rest = np.setdiff1d(np.arange(len(before)), simple_part)
     kinds = set()
-    for found in rounds:
-        after, last = theta(found), found.history[-1]
+    for result in rounds:
+        after, last = theta(result), result.history[-1]
         simple = last["comm/up_params"] == len(M)
         kinds.add(simple)
-        np.testing.assert_array_equal((after != before)[others].any(), not simple)
-        assert (after != before)[mine].any() == (simple or name != "decouple")
+        np.testing.assert_array_equal((after != before)[rest].any(), not simple)
+        assert (after != before)[simple_part].any() == (simple or name != "decouple")
         before = after
     assert kinds == {True, False}, "both kinds must have had their rounds"
 
@@ -147,34 +147,34 @@ def test_a_parameter_is_averaged_over_those_that_hold_it() -> None:
     """Weights .1 .2 .3 .4 at shares 1, ½, ¼, ¼, by hand; and a level of weight 0 counts for nothing."""
     federation = classes()
     plan = ClientPlan.of(wide_net(), make("heterofl", widths=(1.0, 0.5, 0.25)), federation.train, LOCAL)
-    held = [one.submodel.param_index for one in plan.levels if one.submodel is not None]
+    indices = [level.submodel.param_index for level in plan.levels if level.submodel is not None]
     size = plan.layout.size
-    sums = [torch.full((len(index),), total) for index, total in zip(held, (1.0, 3.0, 5.0), strict=True)]
-    found = mean_over_holders(held, sums, (0.1, 0.2, 0.7), torch.zeros(size))
+    sums = [torch.full((len(index),), total) for index, total in zip(indices, (1.0, 3.0, 5.0), strict=True)]
+    mean = mean_over_holders(indices, sums, (0.1, 0.2, 0.7), torch.zeros(size))
     expected = np.full(size, 1 / 0.1)
     expected[places(2)] = (1 + 3) / (0.1 + 0.2)
     expected[places(1)] = 1 + 3 + 5
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
-    others = torch.full((size,), 3.0)
-    alone = mean_over_holders(held, [None, None, torch.ones(len(held[2]))], (0.0, 0.0, 0.7), others)
+    np.testing.assert_allclose(mean, expected, rtol=1e-6)
+    received = torch.full((size,), 3.0)
+    alone = mean_over_holders(indices, [None, None, torch.ones(len(indices[2]))], (0.0, 0.0, 0.7), received)
     assert (np.delete(alone.numpy(), places(1)) == 3).all()
-    np.testing.assert_allclose(alone[held[2]], 1 / 0.7, rtol=1e-6)
+    np.testing.assert_allclose(alone[indices[2]], 1 / 0.7, rtol=1e-6)
 
 
 def test_mixing_by_samples_weighs_each_region_by_its_own_holders() -> None:
     """Another policy than equal weights, one step from the start: against the mean of the clients' own models."""
-    one = Local(steps=1, batch_size=0, lr=0.3)
+    one_step = Local(steps=1, batch_size=0, lr=0.3)
     by_samples = Method("by samples", (CrossEntropy(),), personal=EarlyExitSlice())
-    found = theta(go(by_samples, local=one, rounds=1))
+    model = theta(go(by_samples, local=one_step, rounds=1))
     alone = {}
     for i in range(6):
-        kept = Method("one", (CrossEntropy(),), personal=EarlyExitSlice(float(is_simple(i, 0.5))))
-        alone[i] = theta(go(kept, federation=of_kind(classes(), [i]), local=one, rounds=1))
+        single_kind = Method("one", (CrossEntropy(),), personal=EarlyExitSlice(float(is_simple(i, 0.5))))
+        alone[i] = theta(go(single_kind, federation=of_kind(classes(), [i]), local=one_step, rounds=1))
     n = np.array(SIZES, dtype=float)
     everyone = sum(n[i] * alone[i][M] for i in range(6)) / n.sum()
     large = sum(n[i] * alone[i][REST] for i in (0, 2, 4)) / n[[0, 2, 4]].sum()
-    np.testing.assert_allclose(found[M], everyone, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(found[REST], large, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(model[M], everyone, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(model[REST], large, rtol=0, atol=1e-12)
 
 
 def test_what_is_equal_at_all_holders_stays_as_it_is() -> None:
@@ -186,9 +186,9 @@ def test_what_is_equal_at_all_holders_stays_as_it_is() -> None:
         sums[BUFFERS] = sums.get(BUFFERS, torch.zeros(len(values))) + weight * value
         sums[EQUAL] = agreement(sums.get(EQUAL, value), value)
     places, received = [torch.tensor([0, 1, 3, 4]), torch.tensor([0, 1])], torch.tensor([9.0, 9.0, 8.0, 9.0, 9.0])
-    found = buffers_over_holders(places, totals, (0.1 + 0.2, 0.4), received)
-    assert (found[[0, 2, 4]]).tolist() == [3.0, 8.0, -torch.inf]
-    np.testing.assert_allclose(found[[1, 3]], [(0.3 * 2 + 0.4 * 5) / 0.7, (0.1 * 4 + 0.2 * 6) / 0.3], rtol=1e-6)
+    buffers = buffers_over_holders(places, totals, (0.1 + 0.2, 0.4), received)
+    assert (buffers[[0, 2, 4]]).tolist() == [3.0, 8.0, -torch.inf]
+    np.testing.assert_allclose(buffers[[1, 3]], [(0.3 * 2 + 0.4 * 5) / 0.7, (0.1 * 4 + 0.2 * 6) / 0.3], rtol=1e-6)
 
 
 @pytest.mark.parametrize("fraction", [0.5, 1.0])
@@ -202,8 +202,8 @@ def test_batch_statistics_are_averaged_over_those_that_hold_them(fraction: float
     near = [np.tanh(train.client(i).x.numpy() @ w1.T + b1) for i in range(6)]
     far = [np.tanh((a - a.mean(0)) / np.sqrt(a.var(0) + 1e-5) @ w2.T + b2) for a in near]
     by_samples = Method("by samples", (CrossEntropy(),), personal=EarlyExitSlice(fraction))
-    one = Local(steps=1, batch_size=0, lr=0.3)
-    buffers = go(by_samples, model=normed_ends, local=one, rounds=1).snapshot.server.buffers.numpy()
+    one_step = Local(steps=1, batch_size=0, lr=0.3)
+    buffers = go(by_samples, model=normed_ends, local=one_step, rounds=1).snapshot.server.buffers.numpy()
     mean, var, count, far_mean, far_var, far_count = np.split(buffers, np.cumsum([NEAR, NEAR, 1, FAR, FAR]))
 
     def averaged(values: list[np.ndarray], clients: tuple[int, ...]) -> np.ndarray:
@@ -253,9 +253,9 @@ def second(plan: ClientPlan) -> tuple[ClientPlan, Tensor]:
 def masked(net: nn.Module, index: Tensor) -> nn.Module:
     """The net with all parameters at zero but those of the given places."""
     plan = ClientPlan.of(net, AVERAGED, classes().train, LOCAL)
-    kept = torch.zeros_like(plan.theta0)
-    kept[index] = plan.theta0[index]
-    plan.layout.write(net, kept, plan.buffers0)
+    parameters = torch.zeros_like(plan.theta0)
+    parameters[index] = plan.theta0[index]
+    plan.layout.write(net, parameters, plan.buffers0)
     return net
 
 
@@ -286,26 +286,26 @@ def test_a_narrow_net_is_the_whole_one_with_zeros(make_net: Any, inputs: tuple[i
 @pytest.mark.parametrize("make_net", [lambda: tanh_net(8), images(), images("group")])
 def test_the_scaler_acts_in_training_on_hidden_layers_alone(make_net: Any) -> None:
     """The same parameters, and the same net when it is tested; in training 1/r times what hidden layers say."""
-    whole = make_net().double()
-    plain, scaled = narrowed(whole, 0.5), narrowed(whole, 0.5, scale=True)
+    net = make_net().double()
+    plain, scaled = narrowed(net, 0.5), narrowed(net, 0.5, scale=True)
     for a, b in zip(plain.named_parameters(), scaled.named_parameters(), strict=True):
         assert a[0] == b[0]
         assert torch.equal(a[1], b[1])
-    said: dict[str, Tensor] = {}
+    outputs: dict[str, Tensor] = {}
     for name, part in scaled.named_modules():
         if isinstance(part, nn.Linear | nn.Conv2d):
-            part.register_forward_hook(lambda module, inputs, out, name=name: said.update({name: out}))
+            part.register_forward_hook(lambda module, inputs, out, name=name: outputs.update({name: out}))
     flat_inputs = isinstance(plain.get_submodule("body.0"), nn.Linear)
     x = torch.randn(5, *((4,) if flat_inputs else IMAGE), dtype=torch.float64)
     torch.testing.assert_close(scaled.eval()(x), plain.eval()(x), rtol=0, atol=0)
-    first = said["body.0"]
+    first = outputs["body.0"]
     scaled.train()(x)
-    torch.testing.assert_close(said["body.0"], 2 * first)
+    torch.testing.assert_close(outputs["body.0"], 2 * first)
     head = scaled.get_submodule("head")
     with torch.no_grad():
         again = nn.functional.linear(scaled.get_submodule("body")(x), head.weight, head.bias)  # type: ignore[arg-type]
-    torch.testing.assert_close(said["head"], again)
-    top = WidthSlice((1.0, 0.5), scale=True).network(whole, 0)
+    torch.testing.assert_close(outputs["head"], again)
+    top = WidthSlice((1.0, 0.5), scale=True).network(net, 0)
     assert not any(part._forward_hooks for part in top.modules())
 
 
@@ -339,22 +339,22 @@ def test_the_nested_networks_of_the_zoo() -> None:
 @pytest.mark.parametrize("name", NESTED)
 def test_a_run_that_was_broken_off_goes_on_to_the_same_bits(name: str, tmp_path: Path) -> None:
     on = Evaluation(what=("global", "clients", "average"))
-    made = experiment(name, local=LOCAL, cohort=3, rounds=6, evaluation=on, drop_rate=0.2)
-    whole = run(made, tmp_path / "whole", checkpoint_every=2)
-    run(replace(made, rounds=3), tmp_path / "cut", checkpoint_every=2)
-    again = run(made, tmp_path / "cut", resume=True, checkpoint_every=2)
-    assert_same_run(whole, again)
+    setup = experiment(name, local=LOCAL, cohort=3, rounds=6, evaluation=on, drop_rate=0.2)
+    full_run = run(setup, tmp_path / "full", checkpoint_every=2)
+    run(replace(setup, rounds=3), tmp_path / "cut", checkpoint_every=2)
+    again = run(setup, tmp_path / "cut", resume=True, checkpoint_every=2)
+    assert_same_run(full_run, again)
 
 
 @pytest.mark.parametrize("name", NESTED)
 def test_every_level_is_measured(name: str) -> None:
     on = Evaluation(what=("global", "clients", "average"))
-    found = go(name, local=LOCAL, rounds=2, cohort=4, evaluation=on)
-    record, server = found.history[-1], found.snapshot.server.theta
-    made = experiment(name)
-    plan = ClientPlan.of(made.model().double(), made.method, made.federation.train, LOCAL)
-    (level, index), x, y = second(plan), made.federation.test.x, made.federation.test.y
-    layout, names = level.layout, made.method.personal.levels
+    result = go(name, local=LOCAL, rounds=2, cohort=4, evaluation=on)
+    record, server = result.history[-1], result.snapshot.server.theta
+    setup = experiment(name)
+    plan = ClientPlan.of(setup.model().double(), setup.method, setup.federation.train, LOCAL)
+    (level, index), x, y = second(plan), setup.federation.test.x, setup.federation.test.y
+    layout, names = level.layout, setup.method.personal.levels
 
     def loss(theta: Tensor) -> float:
         layout.write(level.model, theta, torch.zeros(0, dtype=theta.dtype))
@@ -363,21 +363,21 @@ def test_every_level_is_measured(name: str) -> None:
 
     assert record[f"global/{names[1]}/loss"] == pytest.approx(loss(server[index]), abs=1e-12)
     assert record["global/loss"] != record[f"global/{names[1]}/loss"]
-    last = found.snapshot.last
+    last = result.snapshot.last
     assert last is not None
-    own = [last.get(i) for i in (1, 3, 5)]
-    assert record[f"average/{names[1]}/loss"] == pytest.approx(loss(torch.stack(own).mean(0)), abs=1e-12)
+    simple_models = [last.get(i) for i in (1, 3, 5)]
+    assert record[f"average/{names[1]}/loss"] == pytest.approx(loss(torch.stack(simple_models).mean(0)), abs=1e-12)
     assert record["clients/accuracy/clients"] == 6
     assert record[f"clients/{names[1]}/accuracy/clients"] == 3
     assert record[f"clients/{names[0]}/accuracy/clients"] == 3
     means = [record[f"clients/{name}/accuracy/mean"] for name in names]
     assert record["clients/accuracy/mean"] == pytest.approx(np.mean(means))
-    one = made.federation.held_out.client(3)  # a client of the smaller network, whose model is the server's part of it
+    samples = setup.federation.held_out.client(3)  # of the smaller network, whose model is the server's part of it
     layout.write(level.model, server[index], torch.zeros(0, dtype=server.dtype))
     with torch.no_grad():
-        right = (level.model(one.x).argmax(1) == one.y).double().mean()
-    evaluator = Evaluator(plan, made.federation, Evaluation(what=("clients",)))
-    snapshot, clients = found.snapshot, np.array([0, 3])
+        right = (level.model(samples.x).argmax(1) == samples.y).double().mean()
+    evaluator = Evaluator(plan, setup.federation, Evaluation(what=("clients",)))
+    snapshot, clients = result.snapshot, np.array([0, 3])
     used = evaluator.uses(snapshot.server, snapshot.store, clients)
     split = evaluator.federation.held_out
     (values,) = evaluator.predictions(split, snapshot.server, snapshot.store, clients, [used])
@@ -385,17 +385,17 @@ def test_every_level_is_measured(name: str) -> None:
 
 
 def test_a_level_without_clients_has_no_average() -> None:
-    found = go(method("fedhen", simple_fraction=0.0), rounds=1, evaluation=Evaluation(what=("average", "global")))
-    assert "average/loss" in found.history[0]
-    assert "average/simple/loss" not in found.history[0]
-    assert "global/simple/loss" in found.history[0]
+    result = go(method("fedhen", simple_fraction=0.0), rounds=1, evaluation=Evaluation(what=("average", "global")))
+    assert "average/loss" in result.history[0]
+    assert "average/simple/loss" not in result.history[0]
+    assert "global/simple/loss" in result.history[0]
 
 
 def test_levels_go_with_terms_mixing_and_server_optimisers() -> None:
     """FedProx's term, AAggFF's coefficients and Adam at the server, on all engines."""
-    made = Method("mixed", (CrossEntropy(), Proximal(0.5)), personal=EarlyExitSlice(), mixing=make("aaggff_d").mixing,
-                  server=Adam(0.05))  # fmt: skip
-    runs = {e: go(made, local=LOCAL, cohort=4, engine=e) for e in ("serial", "processes")}
+    terms, mixing = (CrossEntropy(), Proximal(0.5)), make("aaggff_d").mixing
+    composition = Method("mixed", terms, personal=EarlyExitSlice(), mixing=mixing, server=Adam(0.05))
+    runs = {e: go(composition, local=LOCAL, cohort=4, engine=e) for e in ("serial", "processes")}
     assert_same_run(runs["serial"], runs["processes"])
     plain = theta(go("fedhen", local=LOCAL, cohort=4))
     assert np.abs(theta(runs["serial"]) - plain).max() > 1e-3
@@ -428,9 +428,9 @@ def test_a_normalisation_without_parameters_is_cut_as_well() -> None:
 def test_on_real_digits_the_side_objective_helps_the_simple_model() -> None:
     """Two digits a client: FedHeN's simple model learns from all ten clients, Decouple's from half of them."""
     federation = federate("digits", Pathological(classes=2), clients=10, seed=0)
-    found = {}
+    accuracy = {}
     for name in ("fedhen", "decouple"):
-        made = experiment(
+        setup = experiment(
             name,
             federation=federation,
             model=lambda: models.make("exit_cnn", classes=10, inputs=(1, 8, 8), channels=(8, 16, 16)),
@@ -439,6 +439,6 @@ def test_on_real_digits_the_side_objective_helps_the_simple_model() -> None:
             evaluation=Evaluation(what=("global",), every=20),
             dtype="float32",
         )
-        found[name] = run(made).history[-1]["global/simple/accuracy"]
-    assert found["fedhen"] > found["decouple"]
-    assert found["fedhen"] > 0.4
+        accuracy[name] = run(setup).history[-1]["global/simple/accuracy"]
+    assert accuracy["fedhen"] > accuracy["decouple"]
+    assert accuracy["fedhen"] > 0.4

@@ -217,7 +217,7 @@ def test_method_follows_its_equations(name: str, settings: dict[str, Any], key: 
             "and add the function to ORACLES."
         )
     local = LOCALS[key]
-    found = ORACLES[name](world(local), **settings)
+    oracle = ORACLES[name](world(local), **settings)
     result = ran(name, settings, local)
     here = world(local)
     shared = len(final(result))
@@ -235,19 +235,19 @@ def test_method_follows_its_equations(name: str, settings: dict[str, Any], key: 
     order |= dict.fromkeys(("fedevg_kept", "fedproto", "fedtgp", "feddistill", "fedmd"), order["local"])
     order["fedgh"] = head
     part = order.get(name, slice(None))
-    assert shared == len(found.theta[part])
-    np.testing.assert_allclose(final(result), found.theta[part], rtol=0, atol=TOLERANCE)
+    assert shared == len(oracle.theta[part])
+    np.testing.assert_allclose(final(result), oracle.theta[part], rtol=0, atol=TOLERANCE)
     states = {key: value.numpy() for key, value in leaves(result.snapshot)}
-    for key, expected in found.states.items():
+    for key, expected in oracle.states.items():
         # a client that has never taken part has no state yet: zero
         np.testing.assert_allclose(states.get(key, 0 * expected), expected, rtol=0, atol=TOLERANCE, err_msg=key)
-    took_part = {client for client, _ in result.snapshot.store}
-    for client in took_part & found.private.keys():
-        kept = np.delete(found.private[client], np.arange(len(found.theta))[part])
-        own = states[f"client {client}/personal/private"]
-        np.testing.assert_allclose(own, kept, rtol=0, atol=TOLERANCE, err_msg=f"client {client}")
-    if found.private:
-        assert took_part, "nobody kept anything"
+    participants = {client for client, _ in result.snapshot.store}
+    for client in participants & oracle.private.keys():
+        private = np.delete(oracle.private[client], np.arange(len(oracle.theta))[part])
+        stored = states[f"client {client}/personal/private"]
+        np.testing.assert_allclose(stored, private, rtol=0, atol=TOLERANCE, err_msg=f"client {client}")
+    if oracle.private:
+        assert participants, "nobody kept anything"
 
 
 @pytest.mark.exhaustive  # it tests the oracles, not the library
@@ -263,9 +263,12 @@ def test_the_problems_are_well_conditioned(key: str) -> None:
     moved = replace(here, start=here.start + push)
     for name, settings in CASES_OF[key]:
         there, usual = ORACLES[name](moved, **settings), ORACLES[name](here, **settings)
-        pairs = [(there.theta, usual.theta), *((there.private[client], own) for client, own in usual.private.items())]
-        apart = max(np.abs(a - b).max(initial=0.0) for a, b in pairs)
-        assert apart <= GROWTH * np.abs(push).max(), f"{name} {settings}"
+        pairs = [
+            (there.theta, usual.theta),
+            *((there.private[client], model) for client, model in usual.private.items()),
+        ]
+        distance = max(np.abs(a - b).max(initial=0.0) for a, b in pairs)
+        assert distance <= GROWTH * np.abs(push).max(), f"{name} {settings}"
 
 
 def test_the_oracles_are_not_all_the_same() -> None:
@@ -275,11 +278,13 @@ def test_the_oracles_are_not_all_the_same() -> None:
     names = sorted(ends.keys() - {"knn_per", "dcasgd"})  # FedAvg until a client deploys, or work is stale
     for number, a in enumerate(names):
         for b in names[number + 1 :]:
-            apart = len(ends[a].theta) != len(ends[b].theta)
-            apart = apart or np.abs(ends[a].theta - ends[b].theta).max() > 1e-7
-            kept = [np.concatenate([np.zeros(1), *(v.ravel() for v in ends[name].states.values())]) for name in (a, b)]
-            apart |= len(kept[0]) != len(kept[1]) or np.abs(kept[0] - kept[1]).max() > 1e-7
-            assert apart, f"{a} and {b} end at the same point"
+            differs = len(ends[a].theta) != len(ends[b].theta)
+            differs = differs or np.abs(ends[a].theta - ends[b].theta).max() > 1e-7
+            states = [
+                np.concatenate([np.zeros(1), *(v.ravel() for v in ends[name].states.values())]) for name in (a, b)
+            ]
+            differs |= len(states[0]) != len(states[1]) or np.abs(states[0] - states[1]).max() > 1e-7
+            assert differs, f"{a} and {b} end at the same point"
 
 
 def test_reference_gradient_is_the_slope_of_the_loss() -> None:

@@ -109,7 +109,7 @@ def test_heads_and_bodies_are_trained_however_few_steps_there_are(compute: str) 
             result = go(method, federation=federation, rounds=1, local=local, compute=compute)
             start = go(method, federation=federation, rounds=1, local=replace(local, lr=1e-300), compute=compute)
             assert not np.allclose(theta(result), theta(start)), "the body is as it was"
-            heads = [[state["personal"]["private"] for _, state in each.snapshot.store] for each in (result, start)]
+            heads = [[state["personal"]["private"] for _, state in end.snapshot.store] for end in (result, start)]
             assert not any(torch.allclose(*pair) for pair in zip(*heads, strict=True)), "a head is as it was"
 
 
@@ -135,8 +135,8 @@ def test_superfed_follows_the_gradient_of_its_whole_objective(mu: float, nu: flo
         reg = Subspace(mu=mu, nu=nu).regulariser_grad(View(at), pair, context(received))
         of_w = sum(a * x for a, x in zip(reg.w, (w, v, received), strict=True))
         of_v = sum(a * x for a, x in zip(reg.v, (v, w, received), strict=True))
-        found = (1 - at) * task + of_w, at * task + of_v
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+        gradients = (1 - at) * task + of_w, at * task + of_v
+    torch.testing.assert_close(gradients, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_layer_mixing_draws_one_number_a_layer_and_model_mixing_one() -> None:
@@ -176,12 +176,12 @@ def test_private_models_never_travel(name: str) -> None:
 @pytest.mark.parametrize("name", PAIRED)
 def test_what_is_deployed(name: str) -> None:
     """Clients that took part deploy their mixture, others the shared model; the table says which λ."""
-    found = go(
+    result = go(
         name, local=LOCAL, cohort=2, rounds=2, seed=5, evaluation=Evaluation(what=("clients",), metrics=("accuracy",))
     )
-    known = {client for client, _ in found.snapshot.store}
-    assert 0 < len(known) < 6
-    record = found.history[-1]
+    participants = {client for client, _ in result.snapshot.store}
+    assert 0 < len(participants) < 6
+    record = result.history[-1]
     assert 0 <= record["clients/accuracy/mean"] <= 1
     if name.startswith("superfed"):
         assert {"lambda/0/accuracy/mean", "lambda/1/accuracy/mean", "as_published/accuracy/mean"} <= record.keys()
@@ -191,19 +191,19 @@ def test_what_is_deployed(name: str) -> None:
 
 
 def test_the_learned_mixture_moves_and_stays_between_zero_and_one() -> None:
-    found = go(make("apfl", learn=True), local=Local(epochs=3, batch_size=4, lr=0.05), rounds=4)
-    learned = [float(state["personal"]["private"][-1]) for _, state in found.snapshot.store]
+    result = go(make("apfl", learn=True), local=Local(epochs=3, batch_size=4, lr=0.05), rounds=4)
+    learned = [float(state["personal"]["private"][-1]) for _, state in result.snapshot.store]
     assert all(0 <= a <= 1 for a in learned)
     assert len({round(a, 6) for a in learned}) > 1
 
 
 def test_pairs_combine_with_drift_correction() -> None:
     """FedDyn under SuperFed: the shared path differs from either alone, and engines agree."""
-    both = Method("both", (CrossEntropy(),), FedDynDrift(0.3), Subspace(mu=0.0, nu=0.5))
-    found = {engine: theta(go(both, local=LOCAL, engine=engine, cohort=4)) for engine in ("serial", "processes")}
-    np.testing.assert_array_equal(found["serial"], found["processes"])
+    combined = Method("both", (CrossEntropy(),), FedDynDrift(0.3), Subspace(mu=0.0, nu=0.5))
+    thetas = {engine: theta(go(combined, local=LOCAL, engine=engine, cohort=4)) for engine in ("serial", "processes")}
+    np.testing.assert_array_equal(thetas["serial"], thetas["processes"])
     for other in (make("feddyn", alpha=0.3), make("superfed_mm", mu=0.0, nu=0.5)):
-        assert np.abs(found["serial"] - theta(go(other, local=LOCAL, cohort=4))).max() > 1e-6
+        assert np.abs(thetas["serial"] - theta(go(other, local=LOCAL, cohort=4))).max() > 1e-6
 
 
 def test_validation_chooses_the_mixture() -> None:
@@ -226,8 +226,8 @@ def test_a_client_whose_own_model_was_never_trained_deploys_the_shared_one() -> 
     early = go(method, rounds=3, local=LOCAL, cohort=4, evaluation=on, seed=3)
     assert all("personal" not in state for _, state in early.snapshot.store)
     late = go(method, rounds=4, local=LOCAL, cohort=4, evaluation=on, seed=3)
-    kept = {client for client, state in late.snapshot.store if "personal" in state}
-    assert len(kept) == 4
+    clients = {client for client, state in late.snapshot.store if "personal" in state}
+    assert len(clients) == 4
     assert "lambda/0.5/accuracy/mean" in early.history[0]
     assert method.personal.uses(0, lambda: None, 9) == make("apfl").personal.uses(0, lambda: None, 9) == (Use(lam=0.0),)
     everyone = go(make("superfed_mm", start_round=3), rounds=3, local=LOCAL, evaluation=on).history[-1]
@@ -250,6 +250,6 @@ def test_the_grid_is_the_papers() -> None:
     ],
 )
 def test_settings_outside_their_range_are_refused(part: Any, words: str) -> None:
-    with pytest.raises(ValueError, match="personal") as caught:
+    with pytest.raises(ValueError, match="personal") as error:
         part()
-    assert words in str(caught.value)
+    assert words in str(error.value)

@@ -101,7 +101,7 @@ def test_what_is_clipped_is_the_gradient_of_the_inner_problem(part: str) -> None
     def clipped(g: np.ndarray) -> np.ndarray:
         return g * min(1.0, 0.3 / (np.linalg.norm(g) + 1e-6))
 
-    ends, own = [], {}
+    ends, private = [], {}
     for i in range(world.clients):
         w = v = initial
         for rows in local.batches(world.federation.train.index[i], world.seed, 0, i):
@@ -111,11 +111,11 @@ def test_what_is_clipped_is_the_gradient_of_the_inner_problem(part: str) -> None
                 v = v - rate * (g + local.weight_decay * v)
             w = w - local.lr * lam * (w - v)
         ends.append(w)
-        own[i] = v
+        private[i] = v
     result = go(make("pfedme", lam=lam, personal_lr=rate), rounds=1, seed=world.seed, local=local)
-    apart = [np.abs(theta(result) - world.n @ np.array(ends) / world.n.sum()).max()]
-    apart += [np.abs(state["personal"]["private"].numpy() - own[i]).max() for i, state in result.snapshot.store]
-    assert max(apart) < 1e-12 if part == "gradient of h" else min(apart) > 1e-3
+    errors = [np.abs(theta(result) - world.n @ np.array(ends) / world.n.sum()).max()]
+    errors += [np.abs(state["personal"]["private"].numpy() - private[i]).max() for i, state in result.snapshot.store]
+    assert max(errors) < 1e-12 if part == "gradient of h" else min(errors) > 1e-3
 
 
 def test_momentum_changes_nothing() -> None:

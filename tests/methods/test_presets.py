@@ -43,14 +43,14 @@ OTHER_DEFAULTS = {
 def test_a_method_has_the_defaults_of_its_parts() -> None:
     """``method=aaggff_d`` is ``method.mixing=aaggff_d``, but for what the table says of a method."""
     for name in methods.names():
-        found: dict[str, Any] = {}
+        differences: dict[str, Any] = {}
         for place, part in make(name).parts.items():
             usual = SLOTS[place.partition(".")[0]].make(label(part))
             assert type(part) is type(usual), name
             for field in fields(part):  # type: ignore[arg-type]
                 if getattr(part, field.name) != getattr(usual, field.name):
-                    found[f"{place}.{field.name}"] = getattr(part, field.name)
-        assert found == OTHER_DEFAULTS.get(name, {}), name
+                    differences[f"{place}.{field.name}"] = getattr(part, field.name)
+        assert differences == OTHER_DEFAULTS.get(name, {}), name
 
 
 def test_a_method_is_a_function_with_types_words_and_defaults() -> None:

@@ -44,8 +44,7 @@ def batch_normed() -> nn.Module:
 def test_fedbn_on_a_net_without_normalisation_shares_everything_and_is_refused() -> None:
     """It would be FedAvg under another name."""
     plain = tanh_net()
-    whole, split = Layout.of(plain), Layout.of(plain, make("fedbn").private_in(plain))
-    assert whole == split
+    assert Layout.of(plain) == Layout.of(plain, make("fedbn").private_in(plain))
     with pytest.raises(ConfigError, match=r"'private_norm' keeps no parameter.*normalisation layers are recognised"):
         go("fedbn", model=lambda: tanh_net(4))
 
@@ -67,12 +66,12 @@ def test_fedbn_with_batch_normalisation_follows_its_equations() -> None:
     start = np.concatenate([p.detach().double().numpy().ravel() for p in tanh_net().parameters()])
     world = Normed.of(World(federation, start, 3, rounds, 2, LOCAL, 7))
     world.axis = 0
-    found = fedavg_on_slice(world, slice(0, len(start)))
-    np.testing.assert_allclose(theta(result), found.theta[: len(start)], rtol=0, atol=1e-11)
+    oracle = fedavg_on_slice(world, slice(0, len(start)))
+    np.testing.assert_allclose(theta(result), oracle.theta[: len(start)], rtol=0, atol=1e-11)
     states = dict(result.snapshot.store)
     for client, state in states.items():
-        own = state["personal"]["private"].numpy()
-        np.testing.assert_allclose(own, found.private[client][len(start) :], rtol=0, atol=1e-11)
+        private = state["personal"]["private"].numpy()
+        np.testing.assert_allclose(private, oracle.private[client][len(start) :], rtol=0, atol=1e-11)
     means = [state["personal"]["buffers"][:3].numpy() for state in states.values()]
     assert len(means) > 1
     assert np.abs(means[0] - means[1]).max() > 1e-3
@@ -90,17 +89,17 @@ def test_a_batch_of_one_sample_is_left_out_with_the_setting_to_change() -> None:
 @pytest.mark.parametrize("engine", ["serial", "processes"])
 def test_fedbn_with_feddyn(engine: str) -> None:
     """Two parts that nobody combined: h is as long as what is shared, and the result is neither's own."""
-    both = Method("both", (CrossEntropy(),), FedDynDrift(0.3), PrivateNorm(), mixing=Uniform())
+    combined = Method("both", (CrossEntropy(),), FedDynDrift(0.3), PrivateNorm(), mixing=Uniform())
     same: dict[str, Any] = {
         "federation": classes(SIZES), "local": LOCAL, "cohort": 2, "rounds": 4,
         "evaluation": Evaluation(("clients", "global")),
     }  # fmt: skip
-    found = go(both, model=batch_normed, engine=engine, **same)
-    assert_same_run(found, go(both, model=batch_normed, **same))
-    size = len(theta(found))
-    assert len(found.snapshot.server.parts["drift"]["h"]) == size
+    result = go(combined, model=batch_normed, engine=engine, **same)
+    assert_same_run(result, go(combined, model=batch_normed, **same))
+    size = len(theta(result))
+    assert len(result.snapshot.server.parts["drift"]["h"]) == size
     for other in ("fedbn", make("feddyn", alpha=0.3)):
-        assert np.abs(theta(found) - theta(go(other, model=batch_normed, **same))[:size]).max() > 1e-3
+        assert np.abs(theta(result) - theta(go(other, model=batch_normed, **same))[:size]).max() > 1e-3
 
 
 def frozen_head() -> nn.Module:
@@ -112,10 +111,10 @@ def frozen_head() -> nn.Module:
 def test_fedbabu_trains_the_body_of_fedavg_with_a_frozen_head() -> None:
     same: dict[str, Any] = {"local": Local(epochs=2, batch_size=4, lr=0.3, momentum=0.6, clip=0.8), "cohort": 4}
     body = go("fedavg", model=frozen_head, **same)
-    found = go("fedbabu", **same)
-    np.testing.assert_allclose(theta(found), theta(body), rtol=0, atol=1e-14)
+    result = go("fedbabu", **same)
+    np.testing.assert_allclose(theta(result), theta(body), rtol=0, atol=1e-14)
     start = tanh_net().head.weight.detach().double().numpy().ravel()
-    for _, state in found.snapshot.store:
+    for _, state in result.snapshot.store:
         np.testing.assert_array_equal(state["personal"]["private"].numpy()[: len(start)], start)
 
 
@@ -133,12 +132,14 @@ def test_fedbabu_deploys_the_whole_model_after_its_steps() -> None:
 def test_prototypes_without_lambda_are_local_training(name: str, model: Callable[[], nn.Module]) -> None:
     same: dict[str, Any] = {"local": LOCAL, "cohort": 3, "rounds": 4, "model": model, "federation": classes(SIZES)}
     zero = {"gamma" if name == "feddistill" else "lam": 0.0}
-    alone, none, drawn = (go(method, **same) for method in ("local", make(name, **zero, **GENTLE.get(name, {})), name))
+    alone, none, aligned = (
+        go(method, **same) for method in ("local", make(name, **zero, **GENTLE.get(name, {})), name)
+    )
     for (client, state), (_, without), (_, pulled) in zip(
-        *(r.snapshot.store for r in (alone, none, drawn)), strict=True
+        *(r.snapshot.store for r in (alone, none, aligned)), strict=True
     ):
-        for kept in ("private", "buffers"):
-            np.testing.assert_array_equal(state["personal"][kept], without["personal"][kept], err_msg=str(client))
+        for key in ("private", "buffers"):
+            np.testing.assert_array_equal(state["personal"][key], without["personal"][key], err_msg=str(client))
         assert not torch.equal(state["personal"]["private"], pulled["personal"]["private"])
 
 
@@ -161,19 +162,18 @@ def test_prototypes_that_are_trained_lie_further_apart_than_means() -> None:
 
 
 def test_a_class_that_nobody_in_the_cohort_has_keeps_its_prototype() -> None:
-    part, kept = PrototypeAlignment(), {"prototypes": torch.full((3, 2), 9.0), "known": torch.tensor([1.0, 0.0, 0.0])}
+    part, before = PrototypeAlignment(), {"prototypes": torch.full((3, 2), 9.0), "known": torch.tensor([1.0, 0.0, 0.0])}
     uploads = {"sums": torch.tensor([[0.0, 0.0], [4.0, 6.0], [0.0, 0.0]]), "counts": torch.tensor([0.0, 2.0, 0.0])}
-    state, _ = part.correct(kept, torch.zeros(0), uploads, None)  # type: ignore[arg-type]
+    state, _ = part.correct(before, torch.zeros(0), uploads, None)  # type: ignore[arg-type]
     assert state["prototypes"][:2].tolist() == [[9.0, 9.0], [2.0, 3.0]]
     assert state["known"].tolist() == [1.0, 1.0, 0.0]
 
 
 def on_digits(method: Method, federation: Federation, **model: str) -> dict[str, float]:
-    made = Experiment(
+    return run(Experiment(
         method, federation, lambda: models.make("mlp", classes=10, inputs=(1, 8, 8), **model), rounds=15,
         local=Local(epochs=2, batch_size=20, lr=0.1), evaluation=Evaluation(("clients", "global"), every=15), seed=1,
-    )  # fmt: skip
-    return run(made).history[-1]
+    )).history[-1]  # fmt: skip
 
 
 @pytest.mark.exhaustive
@@ -184,30 +184,30 @@ def test_fedbn_helps_where_every_client_has_a_camera_of_its_own() -> None:
         for client in range(10):
             rows = torch.from_numpy(split.index[client])
             split.arrays.x[rows] = split.arrays.x[rows] * (-1) ** client * (0.2 + 0.3 * client) + 0.5 * client
-    found = {name: on_digits(make(name), federation, norm="batch") for name in ("fedavg", "fedbn")}
-    assert found["fedbn"]["clients/accuracy/mean"] > found["fedavg"]["clients/accuracy/mean"] + 0.1, found
+    records = {name: on_digits(make(name), federation, norm="batch") for name in ("fedavg", "fedbn")}
+    assert records["fedbn"]["clients/accuracy/mean"] > records["fedavg"]["clients/accuracy/mean"] + 0.1, records
 
 
 @pytest.mark.exhaustive
 def test_fedbabu_learns_a_body_that_clients_make_their_own() -> None:
     federation = federate("digits", partitions.make("pathological", classes=2), clients=10, seed=0)
-    found = on_digits(make("fedbabu", steps=20), federation)
-    assert found["global/accuracy"] > 0.5, found
-    assert found["clients/accuracy/mean"] > 0.9, found
+    record = on_digits(make("fedbabu", steps=20), federation)
+    assert record["global/accuracy"] > 0.5, record
+    assert record["clients/accuracy/mean"] > 0.9, record
 
 
 @pytest.mark.exhaustive
 def test_fedproto_learns_and_clients_come_to_mean_the_same_by_a_class() -> None:
     """Their models start apart and stay apart; features of a class draw together."""
     federation = federate("digits", partitions.make("dirichlet", alpha=0.5), clients=8, seed=0)
-    found = {name: on_digits(make(name), federation) for name in ("local", "fedproto")}
-    assert found["fedproto"]["clients/accuracy/mean"] > 0.85, found
-    assert found["fedproto"]["clients/accuracy/mean"] > found["local"]["clients/accuracy/mean"] - 0.02, found
+    records = {name: on_digits(make(name), federation) for name in ("local", "fedproto")}
+    assert records["fedproto"]["clients/accuracy/mean"] > 0.85, records
+    assert records["fedproto"]["clients/accuracy/mean"] > records["local"]["clients/accuracy/mean"] - 0.02, records
 
 
 @pytest.mark.parametrize(("name", "judged"), [("local", "clients"), ("fedproto", "clients"), ("fedbn", "global")])
 def test_a_server_whose_model_nobody_trains_is_not_judged(name: str, judged: str) -> None:
-    made = go(make(name), evaluation=Evaluation(), rounds=2)
-    final = made.summary["final"]
+    result = go(make(name), evaluation=Evaluation(), rounds=2)
+    final = result.summary["final"]
     assert any(key.startswith("clients/") for key in final)
     assert any(key.startswith("global/") for key in final) == (judged == "global")

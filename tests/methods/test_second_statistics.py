@@ -28,7 +28,7 @@ from fedloom.parts.objectives import CrossEntropy
 
 LOCAL = Local(epochs=2, batch_size=3, lr=0.1, momentum=0.5, weight_decay=0.01)
 SIZES = (6, 9, 8, 12)  # no mini-batch of one sample, which has no variance
-SHOWN = Evaluation(what=("clients",), metrics=("accuracy",))
+EVALUATION = Evaluation(what=("clients",), metrics=("accuracy",))
 OWN = [("ditto", {}), ("pfedme", {"lam": 3.0}), ("apfl", {"alpha": 0.4}), ("apfl", {"learn": True})]
 IDS = ["ditto", "pfedme", "apfl", "learnt"]
 
@@ -44,14 +44,14 @@ def at_inputs() -> nn.Module:
 
 def federation() -> Federation:
     """Clients whose inputs are far apart."""
-    made = classes(SIZES)
-    arrays = made.train.arrays
+    data = classes(SIZES)
+    arrays = data.train.arrays
     for client in range(len(SIZES)):
-        arrays.x[made.train.index[client]] += 3.0 * client
-    return made
+        arrays.x[data.train.index[client]] += 3.0 * client
+    return data
 
 
-def kept(result: Any) -> dict[int, Tensor]:
+def client_buffers(result: Any) -> dict[int, Tensor]:
     """The buffers that the clients keep."""
     return {client: state["personal"]["buffers"] for client, state in result.snapshot.store}
 
@@ -60,16 +60,15 @@ def kept(result: Any) -> dict[int, Tensor]:
 def test_ditto_without_its_pull_is_local_training_statistics_included(compute: str) -> None:
     conditions = {"federation": federation(), "model": batch_normed, "rounds": 4, "compute": compute}
     ditto, local = (
-        go(method, local=LOCAL, evaluation=SHOWN, **conditions) for method in (make("ditto", lam=0.0), "local")
+        go(method, local=LOCAL, evaluation=EVALUATION, **conditions) for method in (make("ditto", lam=0.0), "local")
     )
-    assert not torch.equal(ditto.snapshot.server.buffers, kept(ditto)[0])
+    assert not torch.equal(ditto.snapshot.server.buffers, client_buffers(ditto)[0])
     for client, state in local.snapshot.store:
-        mine = ditto.snapshot.store.get(client)["personal"]
+        ditto_state = ditto.snapshot.store.get(client)["personal"]
         for name in ("private", "buffers"):
-            assert torch.equal(mine[name], state["personal"][name]), f"client {client}: {name}"
-        deployed = (each.trained.client(client).module.state_dict() for each in (ditto, local))
-        mine, theirs = (dict(one) for one in deployed)
-        assert all(torch.equal(value, theirs[name]) for name, value in mine.items())
+            assert torch.equal(ditto_state[name], state["personal"][name]), f"client {client}: {name}"
+        deployed, expected = (run.trained.client(client).module.state_dict() for run in (ditto, local))
+        assert all(torch.equal(value, expected[name]) for name, value in deployed.items())
     for key in ("clients/accuracy/mean", "clients/loss/mean", "clients/accuracy/std"):
         assert ditto.history[-1][key] == local.history[-1][key]
 
@@ -79,57 +78,57 @@ class Means:
     """Running means of inputs [d] as the server's and the clients' passes leave them."""
 
     server: np.ndarray
-    own: dict[int, np.ndarray]
+    clients: dict[int, np.ndarray]
 
 
-def means(method: str, passes: int, rounds: int, cohort: int, seed: int, made: Federation) -> Means:
+def means(method: str, passes: int, rounds: int, cohort: int, seed: int, data: Federation) -> Means:
     """m ← .9 m + .1 (mean of the batch) in every pass, from zero; the server's is the mean by numbers of samples.
 
     Those of a second model go on from visit to visit; pFedMe's begin with the server's, and are sent.
     """
-    x, index = made.train.arrays.x.numpy(), made.train.index
-    found = Means(np.zeros(FEATURES), {})
+    x, index = data.train.arrays.x.numpy(), data.train.index
+    running = Means(np.zeros(FEATURES), {})
     for t in range(rounds):
         sent, n = [], []
         for i in draw_cohort(len(SIZES), cohort, seed, t):
-            w = found.server
-            v = w if method == "pfedme" else found.own.get(i, w)
+            w = running.server
+            v = w if method == "pfedme" else running.clients.get(i, w)
             for rows in LOCAL.batches(index[i], seed, t, i):
                 w = 0.9 * w + 0.1 * x[rows].mean(0)
                 for _ in range(passes):
                     v = 0.9 * v + 0.1 * x[rows].mean(0)
-            found.own[i] = v
+            running.clients[i] = v
             sent.append(v if method == "pfedme" else w)
             n.append(len(index[i]))
-        found.server = np.average(sent, axis=0, weights=n)
-    return found
+        running.server = np.average(sent, axis=0, weights=n)
+    return running
 
 
 @pytest.mark.parametrize(("name", "settings"), OWN, ids=IDS)
 def test_the_statistics_are_those_of_the_passes_at_the_deployed_model(name: str, settings: dict[str, Any]) -> None:
-    made, rounds, seed = federation(), 5, 3
+    data, rounds, seed = federation(), 5, 3
     method = make(name, **settings)
-    result = go(method, federation=made, model=at_inputs, rounds=rounds, cohort=2, seed=seed, local=LOCAL)
-    expected = means(name, getattr(method.personal, "steps", 1), rounds, 2, seed, made)
+    result = go(method, federation=data, model=at_inputs, rounds=rounds, cohort=2, seed=seed, local=LOCAL)
+    expected = means(name, getattr(method.personal, "steps", 1), rounds, 2, seed, data)
     np.testing.assert_allclose(result.snapshot.server.buffers[:FEATURES], expected.server, rtol=0, atol=1e-12)
-    found = kept(result)
-    assert found.keys() == expected.own.keys()
-    assert 1 < len(found) <= len(SIZES)
-    for client, buffers in found.items():
-        np.testing.assert_allclose(buffers[:FEATURES], expected.own[client], rtol=0, atol=1e-12)
+    buffers_of = client_buffers(result)
+    assert buffers_of.keys() == expected.clients.keys()
+    assert 1 < len(buffers_of) <= len(SIZES)
+    for client, buffers in buffers_of.items():
+        np.testing.assert_allclose(buffers[:FEATURES], expected.clients[client], rtol=0, atol=1e-12)
         deployed = result.trained.client(client)
         used = buffers if deployed.lam else result.snapshot.server.buffers  # a learnt α may end at 0
         assert torch.equal(deployed.module.body[0].running_mean, used[:FEATURES])  # type: ignore[index, union-attr]
-    assert any(result.trained.client(client).lam for client in found)
+    assert any(result.trained.client(client).lam for client in buffers_of)
 
 
 @pytest.mark.parametrize(("name", "settings"), OWN, ids=IDS)
 def test_a_client_that_never_took_part_deploys_the_servers_statistics(name: str, settings: dict[str, Any]) -> None:
     result = go(
         make(name, **settings), federation=federation(), model=batch_normed, rounds=2, cohort=1, local=LOCAL,
-        evaluation=SHOWN,
+        evaluation=EVALUATION,
     )  # fmt: skip
-    strangers = set(range(len(SIZES))) - kept(result).keys()
+    strangers = set(range(len(SIZES))) - client_buffers(result).keys()
     assert strangers
     server = result.snapshot.server
     for client in strangers:
@@ -141,7 +140,7 @@ def test_a_client_that_never_took_part_deploys_the_servers_statistics(name: str,
 @pytest.mark.parametrize("method", [make("apfl", alpha=0.0), make("superfed_mm")], ids=["at w", "of all mixtures"])
 def test_mixtures_without_statistics_of_their_own_have_the_servers(method: Method) -> None:
     """With α = 0 APFL is FedAvg; SuPerFed's passes train both models at once, and their statistics are sent."""
-    conditions = {"federation": federation(), "model": batch_normed, "local": LOCAL, "evaluation": SHOWN}
+    conditions = {"federation": federation(), "model": batch_normed, "local": LOCAL, "evaluation": EVALUATION}
     result = go(method, **conditions)
     for client in range(len(SIZES)):
         module = result.trained.client(client).module
@@ -150,21 +149,21 @@ def test_mixtures_without_statistics_of_their_own_have_the_servers(method: Metho
         shared = go("fedavg", **conditions).history[-1]
         assert result.history[-1]["clients/accuracy/mean"] == shared["clients/accuracy/mean"]
     else:
-        assert not any(map(len, kept(result).values()))
+        assert not any(map(len, client_buffers(result).values()))
 
 
 @pytest.mark.parametrize(("name", "settings"), OWN, ids=IDS)
 def test_they_are_state_and_no_traffic(name: str, settings: dict[str, Any]) -> None:
     """Every one of a client's bytes is foreseen, and a round sends one model with its buffers."""
-    made = experiment(make(name, **settings), federation=federation(), model=batch_normed, local=LOCAL, rounds=1)
-    plan = (task := FederatedTask(made)).plan
-    result = run(made)
+    setup = experiment(make(name, **settings), federation=federation(), model=batch_normed, local=LOCAL, rounds=1)
+    plan = (task := FederatedTask(setup)).plan
+    result = run(setup)
     for client, _ in result.snapshot.store:
-        own = [value for path, value in leaves(result.snapshot) if path.startswith(f"client {client}/")]
-        assert sum(value.nbytes for value in own) == state_bytes(plan, task.state.server)
+        tensors = [value for path, value in leaves(result.snapshot) if path.startswith(f"client {client}/")]
+        assert sum(value.nbytes for value in tensors) == state_bytes(plan, task.state.server)
     record = result.history[0]
-    one = plan.layout.size + plan.layout.buffer_size
-    assert record["comm/up_params"] == record["comm/down_params"] == len(SIZES) * one
+    size = plan.layout.size + plan.layout.buffer_size
+    assert record["comm/up_params"] == record["comm/down_params"] == len(SIZES) * size
 
 
 @pytest.mark.parametrize(("name", "settings"), OWN, ids=IDS)
@@ -173,22 +172,22 @@ def test_they_are_the_same_in_processes_on_disk_and_after_a_pause(
 ) -> None:
     method = make(name, **settings)
     changes = {"federation": federation(), "model": batch_normed, "local": LOCAL, "rounds": 4, "cohort": 2}
-    made = experiment(method, evaluation=SHOWN, **changes)
-    whole = run(made)
-    other = replace(made, engine="processes", engine_settings={"workers": 2}, client_state="disk")
-    assert_same_run(whole, run(other, tmp_path / "other"))
-    run(made, tmp_path / "paused", checkpoint_every=2, keep=4)
+    setup = experiment(method, evaluation=EVALUATION, **changes)
+    full_run = run(setup)
+    other = replace(setup, engine="processes", engine_settings={"workers": 2}, client_state="disk")
+    assert_same_run(full_run, run(other, tmp_path / "other"))
+    run(setup, tmp_path / "paused", checkpoint_every=2, keep=4)
     back_to(tmp_path / "paused", 2)
-    assert_same_run(whole, run(made, tmp_path / "paused", resume=True))
+    assert_same_run(full_run, run(setup, tmp_path / "paused", resume=True))
 
 
 def test_models_evaluated_together_and_in_turn_have_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
+    records = []
     for small in (0, 1000):
         monkeypatch.setattr("fedloom.experiment.passes.SMALL", small)
         conditions = {"federation": federation(), "model": batch_normed, "cohort": 3, "rounds": 2, "local": LOCAL}
-        found.append(go("ditto", evaluation=SHOWN, **conditions).history[-1])
-    assert found[0]["clients/loss/mean"] == pytest.approx(found[1]["clients/loss/mean"], abs=1e-12)
+        records.append(go("ditto", evaluation=EVALUATION, **conditions).history[-1])
+    assert records[0]["clients/loss/mean"] == pytest.approx(records[1]["clients/loss/mean"], abs=1e-12)
 
 
 def test_a_pass_that_moves_neither_model_leaves_both_statistics() -> None:
@@ -201,9 +200,9 @@ def test_a_pass_that_moves_neither_model_leaves_both_statistics() -> None:
 
     method = Method("looking", (CrossEntropy(),), personal=Looking())
     conditions = {"federation": federation(), "model": batch_normed, "local": LOCAL}
-    one, three = (go(method, rounds=rounds, **conditions) for rounds in (1, 3))
-    for client, buffers in kept(one).items():
-        assert torch.equal(buffers, kept(three)[client])
+    short, long = (go(method, rounds=rounds, **conditions) for rounds in (1, 3))
+    for client, buffers in client_buffers(short).items():
+        assert torch.equal(buffers, client_buffers(long)[client])
     shared = go("fedavg", rounds=3, **conditions)
-    assert torch.equal(three.snapshot.server.buffers, shared.snapshot.server.buffers)
-    assert np.array_equal(theta(three), theta(shared))
+    assert torch.equal(long.snapshot.server.buffers, shared.snapshot.server.buffers)
+    assert np.array_equal(theta(long), theta(shared))

@@ -31,7 +31,7 @@ SLOW = Local(steps=STEPS, batch_size=0, lr=RATE, stragglers=0.6)
 def data(seed: int = 3) -> tuple[list[np.ndarray], list[np.ndarray]]:
     draw = np.random.default_rng(seed)
     x = [draw.normal(size=(n, 3)) for n in SIZES]
-    return x, [one @ draw.normal(size=3) for one in x]
+    return x, [rows @ draw.normal(size=3) for rows in x]
 
 
 def trained(drift: Drift, rounds: int, local: Local = SLOW, mixing: Mixing | None = None) -> np.ndarray:
@@ -39,13 +39,13 @@ def trained(drift: Drift, rounds: int, local: Local = SLOW, mixing: Mixing | Non
     return theta(run(experiment(method, federation=regression(*data()), model=line(3), local=local, rounds=rounds)))
 
 
-def taken(round: int, local: Local = SLOW, seed: int = 0) -> list[int]:
+def step_counts(round: int, local: Local = SLOW, seed: int = 0) -> list[int]:
     return [local.steps_of(n, seed, round, client) for client, n in enumerate(SIZES)]
 
 
 def descent(start: np.ndarray, client: int, steps: int) -> np.ndarray:
     """θ after so many steps of gradient descent on the mean of (y - xθ)²/2."""
-    (x, y), at = (one[client] for one in data()), start
+    (x, y), at = (values[client] for values in data()), start
     for _ in range(steps):
         at = at - RATE * x.T @ (x @ at - y) / len(y)
     return at
@@ -70,7 +70,7 @@ def test_what_they_have_done_enters_the_average(
     seed = experiment().seed
     at = trained(drift, 1, Local(steps=1, batch_size=0, lr=1e-300))
     for round in range(5):
-        steps = taken(round, seed=seed)
+        steps = step_counts(round, seed=seed)
         assert min(steps) < STEPS
         at = rule(at, steps)
         np.testing.assert_allclose(trained(drift, round + 1), at, rtol=1e-10)
@@ -80,7 +80,7 @@ def test_control_variates_count_the_steps_that_were_taken() -> None:
     """SCAFFOLD's option II with K_i steps, c_i = c_i - c + (θ - θ_i)/(K_i η), reaches the minimiser."""
     x, y = data()
     best = np.linalg.solve(
-        sum(one.T @ one / len(one) for one in x), sum(one.T @ z / len(z) for one, z in zip(x, y, strict=True))
+        sum(rows.T @ rows / len(rows) for rows in x), sum(rows.T @ z / len(z) for rows, z in zip(x, y, strict=True))
     )
     assert np.abs(trained(Scaffold(), 80, mixing=Uniform()) - best).max() < 1e-5
     assert np.abs(trained(Drift(), 80, mixing=Uniform()) - best).max() > 1e-2
@@ -91,11 +91,11 @@ def test_they_are_drawn_anew_in_every_round_as_the_paper_draws_them() -> None:
     early = counts[counts < STEPS]
     # a straggler may draw all steps: P(τ < E) = s (E - 1)/E
     assert len(early) / len(counts) == pytest.approx(0.6 * (STEPS - 1) / STEPS, abs=0.02)
-    found = np.bincount(early, minlength=STEPS)[1:] / len(early)
-    np.testing.assert_allclose(found, 1 / (STEPS - 1), atol=0.02)
+    frequencies = np.bincount(early, minlength=STEPS)[1:] / len(early)
+    np.testing.assert_allclose(frequencies, 1 / (STEPS - 1), atol=0.02)
     assert counts.min() == 1
     again = Local(steps=STEPS, batch_size=3, lr=9.0, stragglers=0.6)  # whatever else is set, and whatever the method
-    assert taken(4) == taken(4, again) != taken(5)
+    assert step_counts(4) == step_counts(4, again) != step_counts(5)
 
 
 def planned(share: float) -> ClientPlan:
@@ -108,7 +108,7 @@ def test_their_batches_are_the_first_of_those_that_they_would_have_had() -> None
     for client in range(len(slow.data.index)):
         few, everything = (plan.batches(7, client) for plan in (slow, fast))
         steps = slow.local.steps_of(len(slow.data.index[client]), 3, 7, client)
-        assert [one.tolist() for one in few] == [one.tolist() for one in everything][:steps]
+        assert [batch.tolist() for batch in few] == [batch.tolist() for batch in everything][:steps]
 
 
 def test_batches_that_nobody_may_know_come_from_the_private_seed() -> None:
@@ -116,10 +116,10 @@ def test_batches_that_nobody_may_know_come_from_the_private_seed() -> None:
     local = Local(steps=6, batch_size=3, dp_clip=1.0, poisson=True, stragglers=0.5)
     plan = ClientPlan.of(tanh_net().double(), make("fedavg"), classes().train, local, seed=3)
     hidden = replace(plan, noise_seed=99)
-    drawn = [[batch.tolist() for batch in one.batches(0, 1)] for one in (plan, hidden)]
-    assert drawn[0] != drawn[1]
-    assert len(drawn[0]) == len(drawn[1]) == plan.steps(0, 1)
-    supports = [[batch.tolist() for batch in one.batches(0, 1, "support")] for one in (plan, hidden)]
+    batches = [[batch.tolist() for batch in p.batches(0, 1)] for p in (plan, hidden)]
+    assert batches[0] != batches[1]
+    assert len(batches[0]) == len(batches[1]) == plan.steps(0, 1)
+    supports = [[batch.tolist() for batch in p.batches(0, 1, "support")] for p in (plan, hidden)]
     assert supports[0] == supports[1]
 
 

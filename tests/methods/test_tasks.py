@@ -57,8 +57,8 @@ def test_every_task_trains_and_reports_its_own_loss(kind: str, compute: str) -> 
     with torch.no_grad():
         out = result.model(torch.tensor(X[:30], dtype=torch.float32).double()).reshape(y.shape)
     binary = KINDS[kind][1] == "binary_cross_entropy"
-    wanted = F.binary_cross_entropy_with_logits(out, y) if binary else 0.5 * F.mse_loss(out, y) * y[0].numel()
-    assert result.history[-1]["global/loss"] == pytest.approx(float(wanted), rel=1e-9)
+    expected = F.binary_cross_entropy_with_logits(out, y) if binary else 0.5 * F.mse_loss(out, y) * y[0].numel()
+    assert result.history[-1]["global/loss"] == pytest.approx(float(expected), rel=1e-9)
     assert result.history[-1]["train/loss"] < result.history[0]["train/loss"]
     assert result.summary["headline"] == ("global/accuracy" if binary else "global/rmse")
     assert ("global/accuracy" in result.history[-1]) == binary
@@ -67,19 +67,19 @@ def test_every_task_trains_and_reports_its_own_loss(kind: str, compute: str) -> 
 def test_binary_cross_entropy_by_hand() -> None:
     z, y = RNG.normal(size=(5, 2)), RNG.integers(0, 2, (5, 2))
     p = 1 / (1 + np.exp(-z))
-    each = -(3 * y * np.log(p) + (1 - y) * np.log(1 - p)).mean(1)
-    found = BinaryCrossEntropy(3.0).loss(Output(torch.tensor(z)), Batch(torch.zeros(5), torch.tensor(y)), NO_ROUND)
-    np.testing.assert_allclose(found, each, rtol=1e-12)
+    expected = -(3 * y * np.log(p) + (1 - y) * np.log(1 - p)).mean(1)
+    losses = BinaryCrossEntropy(3.0).loss(Output(torch.tensor(z)), Batch(torch.zeros(5), torch.tensor(y)), NO_ROUND)
+    np.testing.assert_allclose(losses, expected, rtol=1e-12)
 
 
 def test_class_weights_by_hand() -> None:
     z, y, a = RNG.normal(size=(6, 3)), np.array([0, 1, 2, 2, 1, 0]), (1.0, 2.0, 5.0)
-    each = [a[c] * (np.log(np.exp(row).sum()) - row[c]) for row, c in zip(z, y, strict=True)]
+    expected = [a[c] * (np.log(np.exp(row).sum()) - row[c]) for row, c in zip(z, y, strict=True)]
     term, batch = WeightedCrossEntropy(a), Batch(torch.zeros(6), torch.tensor(y))
-    np.testing.assert_allclose(term.loss(Output(torch.tensor(z)), batch, NO_ROUND), each, rtol=1e-12)
+    np.testing.assert_allclose(term.loss(Output(torch.tensor(z)), batch, NO_ROUND), expected, rtol=1e-12)
     sequences = Batch(torch.zeros(2), torch.tensor(y).view(2, 3))
-    found = term.loss(Output(torch.tensor(z).view(2, 3, 3)), sequences, NO_ROUND)
-    np.testing.assert_allclose(found, np.reshape(each, (2, 3)).mean(1), rtol=1e-12)
+    means = term.loss(Output(torch.tensor(z).view(2, 3, 3)), sequences, NO_ROUND)
+    np.testing.assert_allclose(means, np.reshape(expected, (2, 3)).mean(1), rtol=1e-12)
 
 
 def per_sample(out: Tensor, y: Tensor) -> Tensor:
@@ -94,11 +94,12 @@ SAME: list[Callable[[Tensor, Tensor], Tensor]] = [F.cross_entropy, per_sample, n
 @pytest.mark.parametrize("method", ["fedavg", "feddyn", "fedper", "per_fedavg", "ditto"])
 def test_the_cross_entropy_as_one_s_own_loss_is_the_cross_entropy(method: str, compute: str, function) -> None:
     on = {"compute": compute, "evaluation": Evaluation(batch_size=7), "rounds": 2}
-    usual, own = (
-        run(experiment(one, **on)) for one in (methods.make(method), methods.make(method).with_loss(loss(function)))
+    usual, custom = (
+        run(experiment(variant, **on))
+        for variant in (methods.make(method), methods.make(method).with_loss(loss(function)))
     )
-    np.testing.assert_allclose(theta(own), theta(usual), rtol=0, atol=1e-12)
-    for a, b in zip(own.history, usual.history, strict=True):
+    np.testing.assert_allclose(theta(custom), theta(usual), rtol=0, atol=1e-12)
+    for a, b in zip(custom.history, usual.history, strict=True):
         assert {k: a[k] for k in a if k != "seconds"} == pytest.approx({k: b[k] for k in b if k != "seconds"})
 
 
@@ -106,10 +107,10 @@ def test_class_weights_of_a_loss_module_are_pytorch_s() -> None:
     """One full-batch step per client, whose loss divides by the sum of weights, as in a loop of PyTorch."""
     module, federation = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 5.0])), classes()
     on = {"federation": federation, "local": fl.Local(batch_size=0, lr=0.3), "rounds": 1, "evaluation": Evaluation()}
-    made = experiment(methods.make("fedavg").with_loss(loss(module)), **on)
-    result = run(made)
+    setup = experiment(methods.make("fedavg").with_loss(loss(module)), **on)
+    result = run(setup)
     weights = federation.train.index.sizes / federation.train.index.sizes.sum()
-    moved, first = 0, run(replace(made, local=replace(made.local, lr=1e-300))).model
+    moved, first = 0, run(replace(setup, local=replace(setup.local, lr=1e-300))).model
     exact = nn.CrossEntropyLoss(weight=module.weight.double())  # type: ignore[operator]
     for client, share in enumerate(weights):
         data = federation.train.client(client)
@@ -125,9 +126,9 @@ def test_class_weights_of_a_loss_module_are_pytorch_s() -> None:
 
 
 def test_a_loss_that_needs_label_counts_is_reported_as_the_cross_entropy_that_it_is(tmp_path: Path) -> None:
-    given = experiment("fedlc", rounds=1, evaluation=Evaluation())
-    result = run(given, tmp_path / "run")
-    record, test = result.history[-1], given.federation.test
+    setup = experiment("fedlc", rounds=1, evaluation=Evaluation())
+    result = run(setup, tmp_path / "run")
+    record, test = result.history[-1], setup.federation.test
     z = result.model(test.x.to(next(result.model.parameters()).dtype)).detach().double().numpy()
     entropy = np.log(np.exp(z).sum(1)) - z[np.arange(len(z)), test.y.numpy()]
     assert record["global/cross_entropy"] == pytest.approx(entropy.mean())
@@ -145,34 +146,34 @@ def test_a_loss_that_needs_label_counts_is_reported_as_the_cross_entropy_that_it
 
 
 def test_propfair_reports_its_own_loss_and_the_cross_entropy_if_wanted() -> None:
-    given = experiment("propfair", rounds=1, evaluation=Evaluation(metrics=("cross_entropy",), batch_size=7))
-    record = run(given).history[-1]
+    setup = experiment("propfair", rounds=1, evaluation=Evaluation(metrics=("cross_entropy",), batch_size=7))
+    record = run(setup).history[-1]
     room = 2 - record["global/cross_entropy"]
-    wanted = -np.log(room) if room >= 0.2 else -(np.log(0.2) + (room - 0.2) / 2)
-    assert record["global/loss"] == pytest.approx(wanted)
+    expected = -np.log(room) if room >= 0.2 else -(np.log(0.2) + (room - 0.2) / 2)
+    assert record["global/loss"] == pytest.approx(expected)
 
 
 def test_a_loss_of_sequences_gets_positions() -> None:
-    seen: list[tuple[int, ...]] = []
+    shapes: list[tuple[int, ...]] = []
 
-    def counted(out: Tensor, y: Tensor) -> Tensor:
-        seen.append(tuple(out.shape))
+    def observed_cross_entropy(out: Tensor, y: Tensor) -> Tensor:
+        shapes.append(tuple(out.shape))
         return F.cross_entropy(out, y, reduction="none")
 
-    term = loss(counted)
+    term = loss(observed_cross_entropy)
     out, y = torch.randn(2, 5, 4), torch.randint(0, 4, (2, 5))
-    found = term.loss(Output(out), Batch(torch.zeros(2), y), NO_ROUND)
-    torch.testing.assert_close(found, F.cross_entropy(out.movedim(-1, 1), y, reduction="none").mean(1))
-    assert seen == [(10, 4)]
+    losses = term.loss(Output(out), Batch(torch.zeros(2), y), NO_ROUND)
+    torch.testing.assert_close(losses, F.cross_entropy(out.movedim(-1, 1), y, reduction="none").mean(1))
+    assert shapes == [(10, 4)]
 
 
 def test_resuming_asks_for_the_same_loss(tmp_path) -> None:
     def method(weight: float) -> fl.Method:
         return methods.make("fedavg").with_loss(loss(nn.CrossEntropyLoss(weight=torch.tensor([1.0, 1.0, weight]))))
 
-    whole = run(experiment(method(5.0), rounds=4))
+    full_run = run(experiment(method(5.0), rounds=4))
     run(experiment(method(5.0), rounds=2), tmp_path / "out")
-    assert_same_run(run(experiment(method(5.0), rounds=4), tmp_path / "out", resume=True), whole)
+    assert_same_run(run(experiment(method(5.0), rounds=4), tmp_path / "out", resume=True), full_run)
     with pytest.raises(fl.FedLoomError, match="another experiment"):
         run(experiment(method(6.0), rounds=5), tmp_path / "out", resume=True)
     assert "cross_entropy_loss" in (tmp_path / "out" / "config.yaml").read_text()
@@ -185,17 +186,17 @@ def test_a_function_is_described_by_what_it_calls_and_by_the_values_that_it_hold
 
         return my_loss
 
-    def other(out: Tensor, y: Tensor) -> Tensor:
+    def absolute(out: Tensor, y: Tensor) -> Tensor:
         return F.l1_loss(out, y)
 
-    def one(out: Tensor, y: Tensor) -> Tensor:
+    def squared(out: Tensor, y: Tensor) -> Tensor:
         return F.mse_loss(out, y)
 
-    other.__qualname__ = one.__qualname__
+    absolute.__qualname__ = squared.__qualname__
     assert repr(loss(scaled(1.0))) == repr(loss(scaled(1.0)))
     assert len({repr(loss(scaled(by))) for by in (1.0, 100.0, torch.ones(3), torch.zeros(3))}) == 4
-    assert repr(loss(scaled(1.0, other))) != repr(loss(scaled(1.0, one)))
-    assert repr(loss(other, name="mine")) != repr(loss(one, name="mine"))
+    assert repr(loss(scaled(1.0, absolute))) != repr(loss(scaled(1.0, squared)))
+    assert repr(loss(absolute, name="mine")) != repr(loss(squared, name="mine"))
     changed = scaled(1.0)
     changed.__defaults__ = (3,)
     assert repr(loss(changed)) != repr(loss(scaled(1.0)))
@@ -270,18 +271,23 @@ def test_targets_may_be_images(kind: str) -> None:
 @pytest.mark.parametrize("function", [nn.BCEWithLogitsLoss(), F.binary_cross_entropy_with_logits])
 def test_the_binary_cross_entropy_of_pytorch_has_truth_values(function: Any) -> None:
     """Its targets are floats, which of other functions are numbers."""
-    named, own = (task("multi-label", loss=one) for one in ("binary_cross_entropy", function))
-    assert own.summary["headline"] == "global/accuracy"
-    assert own.history[-1]["global/accuracy"] == named.history[-1]["global/accuracy"]
+    by_name, by_function = (task("multi-label", loss=objective) for objective in ("binary_cross_entropy", function))
+    assert by_function.summary["headline"] == "global/accuracy"
+    assert by_function.history[-1]["global/accuracy"] == by_name.history[-1]["global/accuracy"]
     assert loss(function, targets="numbers").targets == "numbers"
 
 
 def test_names_of_losses() -> None:
-    named = [F.mse_loss, nn.SmoothL1Loss(), partial(F.huber_loss, delta=0.5), lambda out, y: (out - y).mean()]
-    assert [loss(one).title for one in named] == ["mse_loss", "smooth_l1_loss", "huber_loss", "custom_loss"]
-    assert methods.make("fedprox").with_loss(loss(named[3], name="mine")).name == "fedprox+mine"
+    functions = [F.mse_loss, nn.SmoothL1Loss(), partial(F.huber_loss, delta=0.5), lambda out, y: (out - y).mean()]
+    assert [loss(function).title for function in functions] == [
+        "mse_loss",
+        "smooth_l1_loss",
+        "huber_loss",
+        "custom_loss",
+    ]
+    assert methods.make("fedprox").with_loss(loss(functions[3], name="mine")).name == "fedprox+mine"
     assert repr(loss(nn.HuberLoss(delta=1.0))) != repr(loss(nn.HuberLoss(delta=2.0)))
-    assert "0x" not in "".join(map(repr, map(loss, named)))
+    assert "0x" not in "".join(map(repr, map(loss, functions)))
 
 
 def go(kind: str, **changes: Any) -> Callable[[], Any]:
@@ -360,13 +366,13 @@ def test_without_a_common_test_set_clients_are_judged(tmp_path) -> None:
 
 @pytest.mark.filterwarnings("ignore:no model was evaluated")  # as the summary says
 def test_without_any_test_samples_the_summary_says_so() -> None:
-    def said(held_out: float, **changes: Any) -> list[str]:
+    def run_warnings(held_out: float, **changes: Any) -> list[str]:
         federation = fl.data.federate((X, WHO), "iid", 3, held_out=held_out)
         return fl.run("fedavg", federation, "logistic", rounds=1, **changes).summary["warnings"]
 
-    (only,) = said(0.0)
+    (only,) = run_warnings(0.0)
     assert only.startswith("no model was evaluated for lack of test samples; keep some")
-    assert said(0.2) == said(0.0, evaluation={"what": ()}) == []
+    assert run_warnings(0.2) == run_warnings(0.0, evaluation={"what": ()}) == []
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,8 @@ Adversary = Callable[[int, np.ndarray, Draw], np.ndarray]
 CLIENTS = (2, 3, 5, 8, 13, 20)
 
 
-def one(i: int, k: int) -> np.ndarray:
+def corner(i: int, k: int) -> np.ndarray:
+    """The corner e_i of the simplex, [K]."""
     return np.eye(k)[i % k]
 
 
@@ -47,14 +48,14 @@ def correlated(t: int, p: np.ndarray, draw: Draw) -> np.ndarray:
 ADVERSARIES: dict[str, Adversary] = {
     "random": lambda t, p, draw: draw.random(len(p)),
     "heavy tails": lambda t, p, draw: draw.pareto(1.0, len(p)),
-    "one at random": lambda t, p, draw: one(int(draw.integers(len(p))), len(p)),
-    "always the same one": lambda t, p, draw: one(0, len(p)),
-    "two in turn": lambda t, p, draw: one(t % 2, len(p)),
-    "one more often": lambda t, p, draw: one(int(draw.random() < 0.4), len(p)),
-    "switching": lambda t, p, draw: one(t // 10, len(p)),
-    "switching once": lambda t, p, draw: one(int(t >= 20), len(p)),
-    "against the largest p": lambda t, p, draw: 1 - one(int(p.argmax()), len(p)),
-    "for the smallest p": lambda t, p, draw: one(int(p.argmin()), len(p)),
+    "one at random": lambda t, p, draw: corner(int(draw.integers(len(p))), len(p)),
+    "always the same one": lambda t, p, draw: corner(0, len(p)),
+    "two in turn": lambda t, p, draw: corner(t % 2, len(p)),
+    "one more often": lambda t, p, draw: corner(int(draw.random() < 0.4), len(p)),
+    "switching": lambda t, p, draw: corner(t // 10, len(p)),
+    "switching once": lambda t, p, draw: corner(int(t >= 20), len(p)),
+    "against the largest p": lambda t, p, draw: 1 - corner(int(p.argmax()), len(p)),
+    "for the smallest p": lambda t, p, draw: corner(int(p.argmin()), len(p)),
     "for the smaller half": lambda t, p, draw: (p <= np.median(p)).astype(float),
     "for what was just lowered": lambda t, p, draw: np.maximum(1 / len(p) - p, 0),
     "correlated": correlated,
@@ -68,12 +69,12 @@ SOME = ("random", "switching", "against the largest p", "extreme")
 def one_against_all(t: int, p: np.ndarray, draw: Draw) -> np.ndarray:
     """Client 0 alone in 45 % of the rounds, all others in the rest."""
     alone = np.floor(0.45 * (t + 1)) > np.floor(0.45 * t)
-    return one(0, len(p)) if alone else 1 - one(0, len(p))
+    return corner(0, len(p)) if alone else 1 - corner(0, len(p))
 
 
 def slightly_more_often(t: int, p: np.ndarray, draw: Draw) -> np.ndarray:
     """Client 0 in 51 % of the rounds, client 1 in the others."""
-    return one(int(np.floor(0.51 * (t + 1)) == np.floor(0.51 * t)), len(p))
+    return corner(int(np.floor(0.51 * (t + 1)) == np.floor(0.51 * t)), len(p))
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class Leader(ExactLeader):
     def coefficients(self, state: Any, info: RoundInfo) -> tuple[Any, np.ndarray]:
         assert info.losses is not None
         total = state.get("all", 0) + respond(info.losses, self.cdf, 1.0, 0.0, self.c1, self.c2)
-        return {"all": total}, one(int(total.argmax()), info.facts.clients)
+        return {"all": total}, corner(int(total.argmax()), info.facts.clients)
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ class Stubborn(ExactLeader):
     """Everything on the last client, for ever."""
 
     def coefficients(self, state: Any, info: RoundInfo) -> tuple[Any, np.ndarray]:
-        return state, one(-1, info.facts.clients)
+        return state, corner(-1, info.facts.clients)
 
 
 def play(
@@ -154,23 +155,23 @@ def test_theorem_for_silos_on_many_short_sequences(adversary: str) -> None:
     for k, rounds, seed in many(32):
         high = 1.0 if seed % 4 == 0 else 1 / k
         policy = AAggFFS(names[seed % len(names)], c2=high)
-        found = play(policy, ADVERSARIES[adversary], k, rounds, seed, high)
-        assert excess(*found, silo(k, high)) <= 1
+        game = play(policy, ADVERSARIES[adversary], k, rounds, seed, high)
+        assert excess(*game, silo(k, high)) <= 1
 
 
 @pytest.mark.parametrize("adversary", kinds(ADVERSARIES, SOME))
 @pytest.mark.parametrize("k", [2, 5, 20])
 def test_theorem_for_silos_over_two_hundred_rounds(adversary: str, k: int) -> None:
-    found = play(AAggFFS("weibull"), ADVERSARIES[adversary], k, 200, seed=1, high=1 / k)
-    assert excess(*found, silo(k, 1 / k)) <= 1
+    game = play(AAggFFS("weibull"), ADVERSARIES[adversary], k, 200, seed=1, high=1 / k)
+    assert excess(*game, silo(k, 1 / k)) <= 1
 
 
 @pytest.mark.parametrize("adversary", kinds(ADVERSARIES, SOME))
 def test_theorem_for_devices_with_the_gradient_itself(adversary: str) -> None:
     names = list(CDFS)
     for k, rounds, seed in many(32):
-        found = play(ExactLeader(names[seed % len(names)]), ADVERSARIES[adversary], k, rounds, seed)
-        assert excess(*found, device(k, 1.0)) <= 1
+        game = play(ExactLeader(names[seed % len(names)]), ADVERSARIES[adversary], k, rounds, seed)
+        assert excess(*game, device(k, 1.0)) <= 1
     for k in (2, 5, 20):
         assert excess(*play(ExactLeader(), ADVERSARIES[adversary], k, 200), device(k, 1.0)) <= 1
 
@@ -193,9 +194,9 @@ def test_devices_with_all_clients(adversary: str) -> None:
 )
 @pytest.mark.parametrize("k", [2, 5])
 def test_a_bad_policy_exceeds_both_bounds(policy: Any, adversary: str, k: int) -> None:
-    found = play(policy, ADVERSARIES[adversary], k, 200)
-    assert excess(*found, device(k, 1.0)) > 1
-    small = found[0], found[1] / k
+    game = play(policy, ADVERSARIES[adversary], k, 200)
+    assert excess(*game, device(k, 1.0)) > 1
+    small = game[0], game[1] / k
     assert excess(*small, silo(k, 1 / k)) > 1
 
 
@@ -257,8 +258,8 @@ def expected_regret(policy: AAggFFD, losses: np.ndarray, size: int) -> float:
             suffered += chance * decision_losses(p[None], responses[t : t + 1])[0]
             for c in cohorts:
                 new, mixed = policy.coefficients(state, round_info([1] * size, losses[t, c], cohort=c, clients=k))
-                own = decision(new, k, share, share)[c]
-                np.testing.assert_allclose(mixed, own / own.sum(), rtol=1e-9)
+                weights = decision(new, k, share, share)[c]
+                np.testing.assert_allclose(mixed, weights / weights.sum(), rtol=1e-9)
                 key = tuple(new["total"].numpy().round(9))
                 following.setdefault(key, [0.0, new])[0] += chance / len(cohorts)
         states = following
@@ -269,9 +270,9 @@ def expected_regret(policy: AAggFFD, losses: np.ndarray, size: int) -> float:
 SEQUENCES = {
     "always the same one": (np.tile([1.0, 0.0, 0.0], (24, 1)), 2),
     "constant": (np.tile([1.0, 2.0, 4.0], (24, 1)), 2),
-    "two in turn": (np.array([one(t % 2, 3) for t in range(10)]), 2),
+    "two in turn": (np.array([corner(t % 2, 3) for t in range(10)]), 2),
     "random": (np.random.default_rng(0).random((6, 3)), 2),
-    "switching": (np.array([one(t // 2, 4) for t in range(4)]), 2),
+    "switching": (np.array([corner(t // 2, 4) for t in range(4)]), 2),
     "four clients, three here": (np.random.default_rng(1).random((4, 4)), 3),
     "everyone": (np.random.default_rng(2).random((30, 4)), 4),
 }
@@ -301,9 +302,9 @@ def test_responses_and_gradients_over_all_cohorts(seed: int, k: int, data: st.Da
     np.testing.assert_allclose(np.mean(fixed, 0), r, atol=1e-12)
     gradients = [linearised_gradient(p, estimate, level) for estimate in fixed]
     np.testing.assert_allclose(np.mean(gradients, 0), linearised_gradient(p, r, level), atol=1e-12)
-    own = np.mean([doubly_robust(r[c], c, k) for c in cohorts], 0)
-    kept = 1 - (k - size) / (size * (k - 1))
-    np.testing.assert_allclose(own, r.mean() + kept * (r - r.mean()), atol=1e-12)
+    mean_response = np.mean([doubly_robust(r[c], c, k) for c in cohorts], 0)
+    shrinkage = 1 - (k - size) / (size * (k - 1))
+    np.testing.assert_allclose(mean_response, r.mean() + shrinkage * (r - r.mean()), atol=1e-12)
 
 
 def test_unbiased_gradients_have_the_expected_linear_regret_of_full_ones() -> None:
@@ -318,7 +319,7 @@ def test_unbiased_gradients_have_the_expected_linear_regret_of_full_ones() -> No
         longer = []
         for total, estimated, exact in paths:
             p = exponentiated(np.ones(k), -total, bound * sqrt(t + 1) / sqrt(log(k)))
-            away = p - one(0, k)
+            away = p - corner(0, k)
             full = linearised_gradient(p, r, level) @ away
             for c in cohorts:
                 g = linearised_gradient(p, doubly_robust(r[c], c, k, level), level)

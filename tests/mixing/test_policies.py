@@ -48,8 +48,8 @@ def p_of(policy: Mixing, *cohorts: RoundInfo) -> np.ndarray:
     """The last decision after a number of rounds."""
     state: Any = {}
     p = np.zeros(0)
-    for one in cohorts:
-        state, p = policy.coefficients(state, one)
+    for info in cohorts:
+        state, p = policy.coefficients(state, info)
         assert (p >= 0).all()
         assert abs(p.sum() - 1) < 1e-12
     return p
@@ -119,8 +119,8 @@ POLICIES = [
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda p: str(p))
 @pytest.mark.parametrize("extreme", [0.0, 1e-30, 1e30, 1e300])
 def test_extreme_losses_never_give_nan(policy: Mixing, extreme: float) -> None:
-    one = cohort([0.5, extreme, 0.1, 1.0])
-    p_of(policy, one, cohort(), one, cohort([extreme] * 4))
+    info = cohort([0.5, extreme, 0.1, 1.0])
+    p_of(policy, info, cohort(), info, cohort([extreme] * 4))
 
 
 @pytest.mark.parametrize("name", ["q_ffl", "term", "afl", "aaggff_s", "aaggff_d"])
@@ -163,10 +163,10 @@ def newton(responses: np.ndarray, low: float = 0.0, high: float = 0.0) -> np.nda
 
         sums = {"type": "eq", "fun": lambda p: p.sum() - 1, "jac": lambda p: np.ones(k)}
         options = {"ftol": 1e-16, "maxiter": 500}
-        found = minimize(
+        optimum = minimize(
             value, decisions[-1], jac=slope, bounds=[(0, 1)] * k, constraints=sums, method="SLSQP", options=options
         )
-        decisions.append(found.x)
+        decisions.append(optimum.x)
     return np.array(decisions)
 
 
@@ -211,11 +211,11 @@ def test_device_closed_form_minimises_its_objective() -> None:
     closed = np.exp(-total / eta)
     closed /= closed.sum()
     sums = {"type": "eq", "fun": lambda p: p.sum() - 1}
-    found = minimize(
+    optimum = minimize(
         lambda p: total @ p + eta * (p * np.log(p)).sum(), np.full(k, 1 / k), bounds=[(1e-9, 1)] * k,
         constraints=sums, method="SLSQP", options={"ftol": 1e-15},
     )  # fmt: skip
-    np.testing.assert_allclose(closed, found.x, atol=1e-6)
+    np.testing.assert_allclose(closed, optimum.x, atol=1e-6)
 
 
 def test_linearised_gradient_is_the_tangent_of_the_gradient() -> None:
@@ -240,8 +240,8 @@ def test_q_zero_and_no_tilt_are_fedavg_to_the_last_round() -> None:
 def test_fixed_weights_of_the_samples_are_fedavg() -> None:
     from helpers.federations import SIZES
 
-    mine = Method("fixed", (CrossEntropy(),), mixing=Fixed(tuple(3.0 * n for n in SIZES)))
-    np.testing.assert_allclose(theta(go(mine, cohort=4)), theta(go(fedavg(), cohort=4)), atol=1e-12)
+    method = Method("fixed", (CrossEntropy(),), mixing=Fixed(tuple(3.0 * n for n in SIZES)))
+    np.testing.assert_allclose(theta(go(method, cohort=4)), theta(go(fedavg(), cohort=4)), atol=1e-12)
 
 
 @pytest.mark.parametrize("engine", ["serial", "processes"])
@@ -253,10 +253,10 @@ def test_a_cohort_without_weight_has_no_effect(engine: str, compute: str) -> Non
     cohorts = [set(draw_cohort(6, 2, 0, t).tolist()) for t in range(6)]
     last = max(t for t in range(6) if 2 in cohorts[t])
     assert 0 < last < 5
-    whole, before = go(only, **settings), go(only, **settings | {"rounds": last + 1})
-    assert_same_state(whole.snapshot, before.snapshot)
-    assert not whole.failures
-    assert {client for client, _ in whole.snapshot.store} == set().union(*(c for c in cohorts if 2 in c))
+    full_run, before = go(only, **settings), go(only, **settings | {"rounds": last + 1})
+    assert_same_state(full_run.snapshot, before.snapshot)
+    assert not full_run.failures
+    assert {client for client, _ in full_run.snapshot.store} == set().union(*(c for c in cohorts if 2 in c))
 
 
 def test_multi_gradient_of_clients_that_do_not_move() -> None:
@@ -285,8 +285,8 @@ def test_propfair_as_objective_and_as_mixing_take_the_same_first_step() -> None:
 
 def test_any_policy_with_other_parts_and_engines() -> None:
     """AAggFF mixing, FedDyn drift and server momentum in one method, the same on every engine."""
-    mine = Method("mine", (CrossEntropy(),), FedDynDrift(0.1), mixing=AAggFFD(), server=SGD(momentum=0.5))
-    serial, processes = (theta(go(mine, cohort=4, engine=engine)) for engine in ("serial", "processes"))
+    method = Method("mine", (CrossEntropy(),), FedDynDrift(0.1), mixing=AAggFFD(), server=SGD(momentum=0.5))
+    serial, processes = (theta(go(method, cohort=4, engine=engine)) for engine in ("serial", "processes"))
     np.testing.assert_array_equal(serial, processes)
 
 
@@ -309,8 +309,8 @@ def test_impossible_settings_end_in_one_sentence(call: Any, sentence: str) -> No
 
 @pytest.mark.parametrize("name", ["afl", "q_ffl", "fedmgda", "aaggff_s", "aaggff_d"])
 def test_policies_remember_over_a_resume(name: str, tmp_path: Any) -> None:
-    whole = run(experiment(name, rounds=5), tmp_path / "whole")
+    full_run = run(experiment(name, rounds=5), tmp_path / "full")
     out = tmp_path / "halves"
     run(experiment(name, rounds=2), out)
     resumed = run(experiment(name, rounds=5), out, resume=True)
-    np.testing.assert_array_equal(theta(whole), theta(resumed))
+    np.testing.assert_array_equal(theta(full_run), theta(resumed))

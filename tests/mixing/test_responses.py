@@ -23,13 +23,13 @@ from fedloom.parts.mixing import AAggFFD, AAggFFS
 from fedloom.parts.objectives import CrossEntropy
 
 FAIR = ("afl", "q_ffl", "term", "aaggff_s", "aaggff_d")
-WHOLE = Local(steps=1, batch_size=0, lr=0.2)
+FULL_BATCH = Local(steps=1, batch_size=0, lr=0.2)
 
 
 def losses(name: str, federation: Federation, **changes: Any) -> list[float]:
     """What a policy saw: the first round's mixture of losses, before any training."""
     method = make(name, response="validation")
-    record = go(method, federation=federation, rounds=1, local=WHOLE, **changes).history[0]
+    record = go(method, federation=federation, rounds=1, local=FULL_BATCH, **changes).history[0]
     return [record["mixing/held_out_objective"]]
 
 
@@ -39,7 +39,7 @@ def test_responses_on_validation_samples_never_touch_training_samples(name: str)
     usual = losses(name, with_validation())
     assert losses(name, with_validation(moved_client=3)) == usual
     assert losses(name, with_validation(shift=0.5)) != usual
-    moved = [theta(go(make(name), federation=with_validation(shift), local=WHOLE)) for shift in (0.0, 0.5)]
+    moved = [theta(go(make(name), federation=with_validation(shift), local=FULL_BATCH)) for shift in (0.0, 0.5)]
     assert np.array_equal(*moved), "response=train reads no validation sample"
 
 
@@ -79,11 +79,11 @@ def test_a_prior_of_samples_at_zero_tilt_is_fedavg() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.head(x)
 
-    where: dict[str, Any] = {"model": Silent, "rounds": 1, "local": WHOLE}
+    where: dict[str, Any] = {"model": Silent, "rounds": 1, "local": FULL_BATCH}
     for name, cohort in (("aaggff_s", None), ("aaggff_d", 4)):
-        found = theta(go(make(name, prior="samples"), cohort=cohort, **where))
-        np.testing.assert_allclose(found, theta(go("fedavg", cohort=cohort, **where)), rtol=0, atol=1e-12)
-        assert np.abs(theta(go(make(name), cohort=cohort, **where)) - found).max() > 1e-4
+        model = theta(go(make(name, prior="samples"), cohort=cohort, **where))
+        np.testing.assert_allclose(model, theta(go("fedavg", cohort=cohort, **where)), rtol=0, atol=1e-12)
+        assert np.abs(theta(go(make(name), cohort=cohort, **where)) - model).max() > 1e-4
 
 
 def test_a_client_that_is_missing_at_first_has_its_own_prior_later() -> None:
@@ -126,6 +126,6 @@ def test_held_out_responses_combine_with_drift_and_private_heads() -> None:
     part = make("term", response="validation").mixing
     for name in ("fedper", "p_avg_proto", "ditto"):
         method = replace(make(name), mixing=part, name="m")
-        assert np.isfinite(theta(go(method, federation=with_validation(), local=WHOLE))).all()
+        assert np.isfinite(theta(go(method, federation=with_validation(), local=FULL_BATCH))).all()
     scaffold = Method("m", (CrossEntropy(),), drift=Scaffold(), mixing=part)
-    assert np.isfinite(theta(go(scaffold, federation=with_validation(), local=WHOLE))).all()
+    assert np.isfinite(theta(go(scaffold, federation=with_validation(), local=FULL_BATCH))).all()

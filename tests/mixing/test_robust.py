@@ -143,8 +143,8 @@ def test_hostile_clients_move_centred_clipping_by_no_more_than_their_share_of_th
     updates = cohort(8, 2, 1e7)
     absent = v.numpy()
     for _ in range(steps):
-        apart = updates[2:] - absent
-        absent = absent + (apart * np.minimum(1, 0.3 / np.linalg.norm(apart, axis=1))[:, None]).sum(0) / 10
+        offsets = updates[2:] - absent
+        absent = absent + (offsets * np.minimum(1, 0.3 / np.linalg.norm(offsets, axis=1))[:, None]).sum(0) / 10
     moved = mixed(policy, updates, state={"centre": v})[1] - absent
     assert np.linalg.norm(moved) <= steps * 0.3 * 2 / 10 + 1e-12
     if steps == 1:
@@ -190,8 +190,8 @@ def test_limits_are_plain_means(name: str) -> None:
     policy, mean = LIMITS[name]
     plain = make("fedavg") if mean == "by_samples" else Method("mean", (CrossEntropy(),), mixing=Uniform())
     settings: dict[str, Any] = {"cohort": 4, "drop_rate": 0.1, "seed": 2}
-    found = go(Method("robust", (CrossEntropy(),), mixing=policy), **settings)
-    np.testing.assert_allclose(theta(found), theta(go(plain, **settings)), rtol=0, atol=1e-12)
+    result = go(Method("robust", (CrossEntropy(),), mixing=policy), **settings)
+    np.testing.assert_allclose(theta(result), theta(go(plain, **settings)), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_quadratic_programme_agrees_with_a_general_solver() -> None:
     root = draw.normal(size=(25, 40))
     quadratic, linear = root @ root.T, 20 * draw.normal(size=25)
     p = minimise(quadratic, linear, np.full(25, 0.04))
-    found = minimize(
+    optimum = minimize(
         lambda p: 0.5 * p @ quadratic @ p + linear @ p,
         np.full(25, 0.04),
         jac=lambda p: quadratic @ p + linear,
@@ -97,8 +97,8 @@ def test_quadratic_programme_agrees_with_a_general_solver() -> None:
         method="SLSQP",
         options={"ftol": 1e-15, "maxiter": 1000},
     )
-    np.testing.assert_allclose(p, found.x, atol=5e-6)
-    assert 0.5 * p @ quadratic @ p + linear @ p <= found.fun + 1e-8
+    np.testing.assert_allclose(p, optimum.x, atol=5e-6)
+    assert 0.5 * p @ quadratic @ p + linear @ p <= optimum.fun + 1e-8
     assert (p == 0).any()
 
 

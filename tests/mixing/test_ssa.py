@@ -46,10 +46,10 @@ def cohort(seed: int = 0, models: int = 4, **settings: Any) -> RoundInfo:
     plan = make_plan(conditions, conditions.federation, "cpu")
     draw = np.random.default_rng(seed)
     updates = [torch.tensor(draw.normal(size=plan.layout.size)) for _ in range(models)]
-    held = make_server_data(conditions, plan, conditions.federation)
+    server_data = make_server_data(conditions, plan, conditions.federation)
     return round_info(
         SIZES[:models], clients=len(SIZES), updates=updates, buffers=[plan.buffers0] * models, received=plan.theta0,
-        t=2, server_data=held,
+        t=2, server_data=server_data,
     )  # fmt: skip
 
 
@@ -166,8 +166,8 @@ def test_the_mean_of_fedavg_until_the_mixture_is_learnt() -> None:
     settings = {"cohort": 4, "rounds": 3, "drop_rate": 0.1, "seed": 3}
     plain = theta(go(fedavg(), **settings))
     longer = [go(method, **settings | {"rounds": 4}).history for method in (fedavg(), fedssa(feed_back=True, start=3))]
-    one, other = ([record["train/loss"] for record in history] for history in longer)
-    assert one == other, "local work of the fourth round begins at FedAvg's model"
+    fedavg_losses, fedssa_losses = ([record["train/loss"] for record in history] for history in longer)
+    assert fedavg_losses == fedssa_losses, "local work of the fourth round begins at FedAvg's model"
     last = theta(go(fedssa(feed_back=True, start=2, lr=0.2, steps=10), **settings))
     np.testing.assert_allclose(last, theta(go(fedssa(lr=0.2, steps=10), **settings)), rtol=0, atol=1e-12)
     assert np.abs(last - plain).max() > 1e-3
@@ -263,12 +263,12 @@ def test_a_model_whose_logits_overflow_counts_nothing(policy: Any) -> None:
 
 @pytest.mark.parametrize("draws", [1, 3])
 def test_networks_run_forward_draws_times_two_views(draws: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
+    sizes = []
     plain = ServerData.logits
-    monkeypatch.setattr(ServerData, "logits", lambda self, s, b, x: (seen.append(len(x)), plain(self, s, b, x))[1])
+    monkeypatch.setattr(ServerData, "logits", lambda self, s, b, x: (sizes.append(len(x)), plain(self, s, b, x))[1])
     of = cohort()
     p_of(SelfSupervised(steps=28, batch_size=4, draws=draws, feed_back=True), of)
-    assert sum(seen) == draws * 2 * 4 * 20
+    assert sum(sizes) == draws * 2 * 4 * 20
 
 
 def test_views_are_made_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,9 +319,9 @@ def test_it_combines_with_drift_correction(parts: dict[str, Any]) -> None:
 def test_an_unlabelled_input_alone_is_enough() -> None:
     federation = classes()
     assert federation.unlabelled is not None
-    one = replace(federation, unlabelled=Unlabelled(federation.unlabelled.x[:1]))
+    single_input = replace(federation, unlabelled=Unlabelled(federation.unlabelled.x[:1]))
     for name in METHODS:
-        assert np.isfinite(theta(go(name, federation=one))).all()
+        assert np.isfinite(theta(go(name, federation=single_input))).all()
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -334,14 +334,14 @@ def test_on_real_digits_the_client_with_the_targets_labels_counts_most(seed: int
         "rounds": 4, "local": Local(epochs=5, batch_size=16, lr=0.1), "views": ("blur",), "seed": seed,
         "evaluation": Evaluation(what=("global", "average")), "dtype": "float32",
     }  # fmt: skip
-    made = experiment(fedssa(optimiser="adam", lr=0.02, steps=60, feed_back=True), **conditions)
-    learnt, plain = run(made), go("fedavg", **conditions)
-    p = after_training(made, learnt, made.method.mixing).p
+    setup = experiment(fedssa(optimiser="adam", lr=0.02, steps=60, feed_back=True), **conditions)
+    learnt, plain = run(setup), go("fedavg", **conditions)
+    p = after_training(setup, learnt, setup.method.mixing).p
     assert p.argmax() == 0
     assert p[0] > 0.3
-    ours, theirs = (result.history[-1]["global/accuracy"] for result in (learnt, plain))
-    assert ours > max(0.9, theirs + 0.05)
+    ssa_accuracy, fedavg_accuracy = (result.history[-1]["global/accuracy"] for result in (learnt, plain))
+    assert ssa_accuracy > max(0.9, fedavg_accuracy + 0.05)
     # and on the client models of FedAvg, after training
-    found = after_training(replace(made, method=fedavg()), plain, made.method.mixing)
-    assert found.p.argmax() == 0
-    assert found.accuracy > found.before
+    mixture = after_training(replace(setup, method=fedavg()), plain, setup.method.mixing)
+    assert mixture.p.argmax() == 0
+    assert mixture.accuracy > mixture.before

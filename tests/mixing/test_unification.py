@@ -52,11 +52,11 @@ def test_parts_derived_and_direct_forms_are_one(name: str, seed: int, size: int)
 
 def lowest(value: Callable[[np.ndarray], float], size: int) -> np.ndarray:
     sums = {"type": "eq", "fun": lambda p: p.sum() - 1, "jac": lambda p: np.ones(size)}
-    found = minimize(
+    optimum = minimize(
         value, np.full(size, 1 / size), bounds=[(1e-12, 1)] * size, constraints=sums, method="SLSQP",
         options={"ftol": 1e-15, "maxiter": 1000},
     )  # fmt: skip
-    return found.x
+    return optimum.x
 
 
 @pytest.mark.parametrize("name", TABLE)
@@ -66,16 +66,16 @@ def test_derived_forms_minimise_their_objective(name: str) -> None:
     n, f = clients(7, 5)
     last, r = n / n.sum(), response(f)
     p = exponentiated(last, r, step)
-    found = lowest(lambda q: float(-q @ r + step * (q * np.log(q / last)).sum()), 5)
-    np.testing.assert_allclose(p, found, atol=2e-5)
+    optimum = lowest(lambda q: float(-q @ r + step * (q * np.log(q / last)).sum()), 5)
+    np.testing.assert_allclose(p, optimum, atol=2e-5)
 
 
 def test_the_negative_entropy_alone_forgets_the_last_decision() -> None:
     """Eq. (3.1) read literally, with R(p) = Σ p log p, gives p_i ∝ exp(r_i/ζ), which is (3.2) for equal n_i alone."""
     n, f = clients(7, 5)
-    found = lowest(lambda q: float(-q @ f + 0.7 * (q * np.log(q)).sum()), 5)
-    np.testing.assert_allclose(found, exponentiated(np.ones(5), f, 0.7), atol=2e-5)
-    assert np.abs(found - exponentiated(n / n.sum(), f, 0.7)).max() > 0.04
+    optimum = lowest(lambda q: float(-q @ f + 0.7 * (q * np.log(q)).sum()), 5)
+    np.testing.assert_allclose(optimum, exponentiated(np.ones(5), f, 0.7), atol=2e-5)
+    assert np.abs(optimum - exponentiated(n / n.sum(), f, 0.7)).max() > 0.04
 
 
 @given(st.integers(0, 10_000))

@@ -15,22 +15,24 @@ from fedloom_apps.online import Fs, Mogd, Moml, Toe, run
 
 def test_a_long_term_loss_that_is_unknown_leaves_no_regret() -> None:
     """The only task is predicted before the step that diverges, and evaluated after it."""
-    found = run(online(Mogd(), stream(1), local=Local(steps=1, lr=1e200, clip=None)))
-    assert found.history[0]["ctm/loss"] is not None
-    assert found.history[0]["ltm/loss"] is None
-    assert "regret_to_final_model" not in found.summary
-    assert "infinite or NaN in 1 of 1 long-term evaluations: lower" in found.summary["warnings"][0]
+    result = run(online(Mogd(), stream(1), local=Local(steps=1, lr=1e200, clip=None)))
+    assert result.history[0]["ctm/loss"] is not None
+    assert result.history[0]["ltm/loss"] is None
+    assert "regret_to_final_model" not in result.summary
+    assert "infinite or NaN in 1 of 1 long-term evaluations: lower" in result.summary["warnings"][0]
 
 
 def test_classes_without_prototypes_are_told() -> None:
     """With two training samples a task of three classes lacks one of them, to which two of six test samples belong."""
-    found = run(online(Mogd(), stream(4, samples=2, test=6), adaptation=Prototypes()))
-    assert [record["ctm/absent"] for record in found.history] == [2] * 4
-    assert "at 4 of 4 tasks, 8 test samples were of classes without training samples" in found.summary["warnings"][0]
+    result = run(online(Mogd(), stream(4, samples=2, test=6), adaptation=Prototypes()))
+    assert [record["ctm/absent"] for record in result.history] == [2] * 4
+    assert "at 4 of 4 tasks, 8 test samples were of classes without training samples" in result.summary["warnings"][0]
     for adaptation in (Prototypes(), Maml()):
-        whole = run(online(Mogd(), stream(4, samples=3 if adaptation == Prototypes() else 2), adaptation=adaptation))
-        assert "ctm/absent" not in whole.history[-1]
-        assert not whole.summary["warnings"]
+        complete_run = run(
+            online(Mogd(), stream(4, samples=3 if adaptation == Prototypes() else 2), adaptation=adaptation)
+        )
+        assert "ctm/absent" not in complete_run.history[-1]
+        assert not complete_run.summary["warnings"]
 
 
 def test_features_without_parameters_are_not_trained() -> None:

@@ -28,20 +28,20 @@ OVER = {"learner.alpha": (0.5, 5.0)}
 @pytest.mark.parametrize(("learner", "over"), [(Moml(), OVER), (BufferedMoml(buffer=3), {}), (Ftml(), {})])
 def test_observed_tasks_give_the_bits_of_a_run(learner: OnlineLearner, over: dict[str, tuple[float, ...]]) -> None:
     work = online(learner, stream(5), over=over)
-    whole, live = run(work), LiveLearner(OnlineTask(work))
+    result, live = run(work), LiveLearner(OnlineTask(work))
     for t in range(5):
         task = gaussians(t)
         support, answers = (task.train.x, task.train.y), (task.test.x, task.test.y)
-        assert live.p.tolist() == whole.history[t]["hedge/p"]
+        assert live.p.tolist() == result.history[t]["hedge/p"]
         probabilities = live.predict(support, task.test.x)
         torch.testing.assert_close(probabilities.sum(1), torch.ones(5, dtype=torch.float64))
         if not over:
             right = float((probabilities.argmax(1) == task.test.y).double().mean())
-            assert right == pytest.approx(whole.history[t]["ctm/accuracy"])
+            assert right == pytest.approx(result.history[t]["ctm/accuracy"])
         live.observe(support, answers)
     assert live.tasks_seen == 5
     assert repr(live) == f"<LiveLearner 'test': {len(live.p)} expert{'s' * (len(live.p) > 1)}, 5 tasks>"
-    for place, tree in whole.state.items():
+    for place, tree in result.state.items():
         assert all(torch.equal(value, live.state[place][name]) for name, value in tree.items())
 
 
@@ -67,12 +67,12 @@ def test_a_run_goes_on_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     live = fl.online.load("run2")
     for task in build(ONLINE.resolve([*words, "tasks=4"])).stream[2:]:
         live.observe((task.train.x, task.train.y), (task.test.x, task.test.y))
-    whole = fl.online.load("run4")
-    assert live.tasks_seen == whole.tasks_seen == 4
+    full_run = fl.online.load("run4")
+    assert live.tasks_seen == full_run.tasks_seen == 4
     assert list(live.history["round"]) == [1, 2]
-    assert whole.summary["rounds"] == len(whole.history) == 4
-    assert all(torch.equal(value, live.state["0"][name]) for name, value in whole.state["0"].items())
-    assert torch.equal(live.total, whole.total)
+    assert full_run.summary["rounds"] == len(full_run.history) == 4
+    assert all(torch.equal(value, live.state["0"][name]) for name, value in full_run.state["0"].items())
+    assert torch.equal(live.total, full_run.total)
 
 
 def test_tables_are_read_as_the_runs_own_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,8 +87,8 @@ def test_tables_are_read_as_the_runs_own_were(tmp_path: Path, monkeypatch: pytes
     x, y = source.train.x, source.train.y
     assert y.tolist() == frame["label"].tolist()  # so the rows are in order
     columns = frame[["weight", "ward"]]
-    told = live.predict((columns[:6], frame["label"][:6]), columns[6:9])
-    assert torch.equal(told, live.predict((x[:6], y[:6]), x[6:9]))
+    probabilities = live.predict((columns[:6], frame["label"][:6]), columns[6:9])
+    assert torch.equal(probabilities, live.predict((x[:6], y[:6]), x[6:9]))
     live.observe((columns[:6], frame["label"][:6]))
     with pytest.raises(DataError, match="weight"):
         live.predict((columns[:6], frame["label"][:6]), columns[["ward"]])
@@ -107,11 +107,11 @@ def test_an_expert_that_diverges_is_left_out(answered: bool) -> None:
     for number in range(3):
         task = gaussians(number)
         support = task.train.x, task.train.y
-        found, wanted = (one.predict(support, task.test.x) for one in (live, alone))
+        outputs, expected = (learner.predict(support, task.test.x) for learner in (live, alone))
         if number:
-            torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
-        for one in (live, alone):
-            one.observe(support, (task.test.x, task.test.y) if answered else None)
+            torch.testing.assert_close(outputs, expected, rtol=0, atol=1e-12)
+        for learner in (live, alone):
+            learner.observe(support, (task.test.x, task.test.y) if answered else None)
         assert live.p.tolist() == [1.0, 0.0]
     assert bool(torch.isfinite(live.state["0"]["w"]).all())
 
@@ -120,9 +120,9 @@ def test_predictions_that_are_not_finite_have_no_say() -> None:
     """A finite model may predict infinities; without any other expert there is no prediction."""
     live, task = diverging(), gaussians(0)
     support = task.train.x, task.train.y
-    wanted = LiveLearner(OnlineTask(online(Moml()))).predict(support, task.test.x)
+    expected = LiveLearner(OnlineTask(online(Moml()))).predict(support, task.test.x)
     live.state["1"]["w"] = torch.full_like(live.state["1"]["w"], 1e300)
-    torch.testing.assert_close(live.predict(support, task.test.x), wanted, rtol=0, atol=1e-12)
+    torch.testing.assert_close(live.predict(support, task.test.x), expected, rtol=0, atol=1e-12)
     live.state["0"]["w"] = torch.full_like(live.state["0"]["w"], 1e300)
     with pytest.raises(ClientError, match="all experts' predictions have become infinite or NaN"):
         live.predict(support, task.test.x)
@@ -134,23 +134,23 @@ def test_any_number_of_threads_gives_the_bits_of_a_run() -> None:
     def wide() -> torch.nn.Module:
         return models.make("mlp", classes=3, inputs=(784,), hidden=(200,))
 
-    def task(number: int) -> Task:
-        draw, given = np.random.default_rng(number), gaussians(number, samples=30)
+    def wide_task(number: int) -> Task:
+        draw, task = np.random.default_rng(number), gaussians(number, samples=30)
         up = torch.from_numpy(draw.normal(size=(2, 784)))
-        more = [replace(part, x=torch.tanh(part.x @ up).float()) for part in (given.train, given.test)]
+        more = [replace(part, x=torch.tanh(part.x @ up).float()) for part in (task.train, task.test)]
         return Task(number, *more)
 
-    tasks = TaskStream(2, task)
+    tasks = TaskStream(2, wide_task)
     work = online(Moml(), tasks, model=wide, dtype="float32", local=replace(LOCAL, batch_size=10))
-    whole, live = run(work), LiveLearner(OnlineTask(work))
+    result, live = run(work), LiveLearner(OnlineTask(work))
     torch.set_num_threads(2)
     try:
-        for one in tasks:
-            live.observe((one.train.x, one.train.y), (one.test.x, one.test.y))
+        for task in tasks:
+            live.observe((task.train.x, task.train.y), (task.test.x, task.test.y))
             assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)
-    assert all(torch.equal(value, live.state["0"][name]) for name, value in whole.state["0"].items())
+    assert all(torch.equal(value, live.state["0"][name]) for name, value in result.state["0"].items())
 
 
 def test_refusals() -> None:

@@ -53,11 +53,11 @@ def test_without_a_learner_three_are_compared(cli: Cli) -> None:
         "mogd-0",
         "moml-0",
     ]
-    kept = {
+    task_bytes = {
         name: json.loads(Path(f"three/{name}-0/summary.json").read_text())["memory"]["task_bytes"]
         for name in ("moml", "ftml", "mogd")
     }
-    assert kept["moml"] == kept["mogd"] == 0 < kept["ftml"]
+    assert task_bytes["moml"] == task_bytes["mogd"] == 0 < task_bytes["ftml"]
     again = cli("resume=three", "-q")
     assert again.code == 0, again.err
 
@@ -152,8 +152,8 @@ def test_the_help_names_every_learner() -> None:
 
 
 def test_the_order_of_words_does_not_matter() -> None:
-    one = ["learner=ftml", "tasks=3", "stream.ways=2", "stream=k_way"]
-    for words in (one, one[::-1]):
+    arguments = ["learner=ftml", "tasks=3", "stream.ways=2", "stream=k_way"]
+    for words in (arguments, arguments[::-1]):
         assert ONLINE.resolve(words)["stream"] | {"tasks": 3, "ways": 2} == ONLINE.resolve(words)["stream"]
     assert [config["seed"] for config in ONLINE.sweep(["learner=ftml", "seed=1,2", "seed=3"])] == [3]
 

@@ -26,10 +26,10 @@ CENTRES, SCALES = RANDOM.normal(size=(20, 3)), RANDOM.uniform(0.5, 1.5, (20, 3))
 
 
 def same(a: OnlineLearner, b: OnlineLearner, differ: str = "", **changes: Any) -> None:
-    one, other = run(online(a, **changes)), run(online(b, **changes))
-    assert torch.equal(one.state["0"]["w"], other.state["0"]["w"])
+    first, second = run(online(a, **changes)), run(online(b, **changes))
+    assert torch.equal(first.state["0"]["w"], second.state["0"]["w"])
     for key in {"ctm/loss", "train/loss"}:
-        assert ([r[key] for r in one.history] == [r[key] for r in other.history]) == (key != differ)
+        assert ([r[key] for r in first.history] == [r[key] for r in second.history]) == (key != differ)
 
 
 def test_a_buffer_of_one_is_moml() -> None:
@@ -48,8 +48,8 @@ def test_a_buffer_that_holds_everything_sees_what_ftml_sees() -> None:
 
 def test_ftml_with_one_task_is_maml_training_on_it() -> None:
     same(Ftml(), Mogd(), tasks=stream(1))
-    found = run(online(Ftml(), stream(1), support=4, disjoint=True)).state["0"]["w"][0]
-    assert torch.allclose(found, maml(support=4), atol=1e-12)
+    w = run(online(Ftml(), stream(1), support=4, disjoint=True)).state["0"]["w"][0]
+    assert torch.allclose(w, maml(support=4), atol=1e-12)
 
 
 def maml(support: int) -> Tensor:
@@ -67,8 +67,8 @@ def maml(support: int) -> Tensor:
     query, order = [], rng.stream(1, "online query", 0, 0).permutation(np.arange(9))
     query = [order[:4], order[4:8], order[8:]]
     for step, outer in enumerate(query):
-        others = np.array(sorted(set(range(9)) - set(outer.tolist())))
-        inner = rng.stream(1, "online support", 0, 0, step).permutation(others)[:support]
+        rest = np.array(sorted(set(range(9)) - set(outer.tolist())))
+        inner = rng.stream(1, "online support", 0, 0, step).permutation(rest)[:support]
         w = w.requires_grad_()
         (slope,) = torch.autograd.grad(value(w, inner), w, create_graph=True)
         (g,) = torch.autograd.grad(value(w - 0.1 * slope, outer), w)
@@ -93,9 +93,9 @@ def test_support_batches_last_as_long_as_the_steps(steps: int | None, batch_size
     """Epochs are counted in query batches; support batches of another size, and of tasks of another size, go on."""
     memory = task_entries(0, gaussians(0, samples=5).train) | task_entries(1, gaussians(1).train)
     local = Local(epochs=2, steps=steps, batch_size=batch_size)
-    found = task_batches(Ftml(draws=0), local, 7, memory, [0], 1, seed=1)
-    assert len(found) == local.steps_for(9)
-    assert all(len(one) == 2 for one in found)
+    batches = task_batches(Ftml(draws=0), local, 7, memory, [0], 1, seed=1)
+    assert len(batches) == local.steps_for(9)
+    assert all(len(pair) == 2 for pair in batches)
 
 
 def test_a_smaller_last_batch_is_dropped_if_asked() -> None:
@@ -118,41 +118,41 @@ def test_a_schedule_of_rates_ends_with_the_stream() -> None:
 @pytest.mark.parametrize("adaptation", [Maml(lr=0.5, training=False), FineTune(lr=0.5), Prototypes(training=False)])
 def test_adaptations_that_do_not_train_leave_the_steps_alone(adaptation: Adaptation) -> None:
     """Training is that of the model without adaptation; predictions are adapted."""
-    found, plain = (run(online(Moml(), adaptation=one, support=4)) for one in (adaptation, Adaptation()))
-    assert torch.equal(found.state["0"]["w"], plain.state["0"]["w"])
-    assert found.history[-1]["ctm/loss"] != plain.history[-1]["ctm/loss"]
+    adapted, plain = (run(online(Moml(), adaptation=part, support=4)) for part in (adaptation, Adaptation()))
+    assert torch.equal(adapted.state["0"]["w"], plain.state["0"]["w"])
+    assert adapted.history[-1]["ctm/loss"] != plain.history[-1]["ctm/loss"]
 
 
 def test_toe_starts_anew_with_every_task_and_predicts_with_the_result() -> None:
-    found, ensemble = run(online(Toe(), stream(3))), online(Toe()).ensemble()
+    result, ensemble = run(online(Toe(), stream(3))), online(Toe()).ensemble()
     state = ensemble.init()
     for t in range(3):
         state[MEMORY] |= task_entries(t, gaussians(t).train)
-    held = torch.tensor([0, 1])  # as before the third task
-    alone, _ = ensemble.learn({**state, "0": {**state["0"], "held": held}}, 2, gaussians(2).train)
-    assert torch.equal(found.state["0"]["w"], alone["0"]["w"])
+    stored_tasks = torch.tensor([0, 1])  # as before the third task
+    alone, _ = ensemble.learn({**state, "0": {**state["0"], "held": stored_tasks}}, 2, gaussians(2).train)
+    assert torch.equal(result.state["0"]["w"], alone["0"]["w"])
     task = gaussians(2)
     logits = ensemble.predict(alone, Batch(task.train.x, task.train.y), task.test.x)[0]
-    assert found.history[2]["ctm/loss"] == pytest.approx(float(cross_entropy(logits, task.test.y)))
+    assert result.history[2]["ctm/loss"] == pytest.approx(float(cross_entropy(logits, task.test.y)))
     same(Toe(), ToeContinued(), tasks=stream(1), differ="ctm/loss")
 
 
 def test_without_its_linear_term_moml_is_proximal() -> None:
     """With a task that never changes the steps of MOML ∇=0 are those on f + (α/2)‖w - ω‖², ω the mean of the two."""
     alpha, steps = 2.0, 7
-    found = run(convex(PlainMoml(alpha), CENTRES[:5], SCALES[:5], local=Local(steps=steps, batch_size=0, lr=0.05)))
+    result = run(convex(PlainMoml(alpha), CENTRES[:5], SCALES[:5], local=Local(steps=steps, batch_size=0, lr=0.05)))
     w = omega = np.zeros(3)
     for c, a in zip(CENTRES[:5], SCALES[:5], strict=True):
         for _ in range(steps):
             w = w - 0.05 * (a**2 * (w - c) + alpha * (w - omega))
         omega = (omega + w) / 2
-    np.testing.assert_allclose(found.state["0"]["w"][0].numpy(), w, atol=1e-12)
-    np.testing.assert_allclose(found.state["0"]["omega"][0].numpy(), omega, atol=1e-12)
+    np.testing.assert_allclose(result.state["0"]["w"][0].numpy(), w, atol=1e-12)
+    np.testing.assert_allclose(result.state["0"]["omega"][0].numpy(), omega, atol=1e-12)
 
 
 def test_moml_follows_its_recursion_on_quadratics() -> None:
     alpha, beta, steps = 1.5, 0.05, 7
-    found = run(convex(Moml(alpha), CENTRES, SCALES, local=Local(steps=steps, batch_size=0, lr=beta)))
+    result = run(convex(Moml(alpha), CENTRES, SCALES, local=Local(steps=steps, batch_size=0, lr=beta)))
     w = omega = nabla = np.zeros(3)
     for c, a in zip(CENTRES, SCALES, strict=True):
         for _ in range(steps):
@@ -160,7 +160,7 @@ def test_moml_follows_its_recursion_on_quadratics() -> None:
         nabla = nabla - alpha * (w - omega)
         omega = 0.5 * (omega + w - nabla / alpha)
     for name, value in (("w", w), ("omega", omega), ("nabla", nabla)):
-        np.testing.assert_allclose(found.state["0"][name][0].numpy(), value, atol=1e-12)
+        np.testing.assert_allclose(result.state["0"][name][0].numpy(), value, atol=1e-12)
 
 
 @pytest.mark.parametrize("accept", [1.0, 0.4], ids=["latest", "random"])
@@ -169,7 +169,7 @@ def test_buffered_moml_follows_its_equations_on_quadratics(accept: float, nabla:
     """K steps on L_B + R, L_B the mean over the new task and at most B - 1 in a queue that a task enters by a coin."""
     alpha, beta, steps, size = 1.5, 0.05, 7, 4
     learner = BufferedMoml(alpha, buffer=size, accept=accept, nabla=nabla)
-    found = run(convex(learner, CENTRES, SCALES, local=Local(steps=steps, batch_size=0, lr=beta)))
+    result = run(convex(learner, CENTRES, SCALES, local=Local(steps=steps, batch_size=0, lr=beta)))
     w = omega = linear = np.zeros(3)
     queue: list[int] = []
     for t in range(len(CENTRES)):
@@ -182,9 +182,9 @@ def test_buffered_moml_follows_its_equations_on_quadratics(accept: float, nabla:
         omega = 0.5 * (omega + w - linear / alpha)
         if rng.stream(1, "online memory", t).random() < accept:  # the coin
             queue = tasks[-(size - 1) :]
-    np.testing.assert_allclose(found.state["0"]["w"][0].numpy(), w, atol=1e-12)
-    np.testing.assert_allclose(found.state["0"]["omega"][0].numpy(), omega, atol=1e-12)
-    assert found.state["0"]["held"].tolist() == queue
+    np.testing.assert_allclose(result.state["0"]["w"][0].numpy(), w, atol=1e-12)
+    np.testing.assert_allclose(result.state["0"]["omega"][0].numpy(), omega, atol=1e-12)
+    assert result.state["0"]["held"].tolist() == queue
     assert (queue != list(range(len(CENTRES) - 3, len(CENTRES)))) == (accept < 1)
 
 
@@ -194,9 +194,9 @@ def test_without_its_linear_term_a_buffer_of_one_is_moml_with_none() -> None:
 
 def test_solved_to_the_end_the_state_is_the_gradient_at_the_new_model() -> None:
     """Eq. 5.10: at a stationary point ∇ is ∇f^t(w^{t+1}), though no gradient was asked for it."""
-    found = run(convex(Moml(2.0), CENTRES[:6], SCALES[:6], local=Local(steps=150, batch_size=0, lr=0.2)))
-    w = found.state["0"]["w"][0].numpy()
-    np.testing.assert_allclose(found.state["0"]["nabla"][0].numpy(), SCALES[5] ** 2 * (w - CENTRES[5]), atol=1e-10)
+    result = run(convex(Moml(2.0), CENTRES[:6], SCALES[:6], local=Local(steps=150, batch_size=0, lr=0.2)))
+    w = result.state["0"]["w"][0].numpy()
+    np.testing.assert_allclose(result.state["0"]["nabla"][0].numpy(), SCALES[5] ** 2 * (w - CENTRES[5]), atol=1e-10)
 
 
 @pytest.mark.parametrize(("learner", "times"), [(Moml(10.0), 15), (Ftml(draws=0), 3)], ids=["moml", "ftml"])
@@ -243,8 +243,8 @@ GRIDS: dict[str, tuple[Callable[[], OnlineLearner], Any, dict[str, Any]]] = {
 def test_experts_at_once_are_the_single_ones(name: str) -> None:
     make, adaptation, over = GRIDS[name]
     grid = online(make(), stream(4), adaptation=adaptation, over=over, support=5)
-    whole, loop = run(grid), grid.ensemble()
-    found = torch.tensor([[v or 0.0 for v in r["experts/accuracy"]] for r in whole.history], dtype=torch.float64)
+    result, loop = run(grid), grid.ensemble()
+    accuracies = torch.tensor([[v or 0.0 for v in r["experts/accuracy"]] for r in result.history], dtype=torch.float64)
     for place in (1, 2):  # each has one of the two settings that vary
         expert = grid.experts[place]
         alone = run(online(expert.learner, stream(4), adaptation=expert.adaptation, local=expert.local, support=5))
@@ -252,8 +252,8 @@ def test_experts_at_once_are_the_single_ones(name: str) -> None:
         row = loop.groups[group].places.index(place)
         for key, value in alone.state["0"].items():
             if key != "held":
-                assert torch.allclose(whole.state[str(group)][key][row], value[0], atol=1e-9, rtol=0), key
-        assert found[:, place].tolist() == pytest.approx([r["ctm/accuracy"] for r in alone.history], abs=1e-9)
+                assert torch.allclose(result.state[str(group)][key][row], value[0], atol=1e-9, rtol=0), key
+        assert accuracies[:, place].tolist() == pytest.approx([r["ctm/accuracy"] for r in alone.history], abs=1e-9)
 
 
 def test_a_loop_over_experts_and_tasks_is_the_vmapped_group(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,7 +264,7 @@ def test_a_loop_over_experts_and_tasks_is_the_vmapped_group(monkeypatch: pytest.
     a, b = together.state["0"]["w"], in_turn.state["0"]["w"]
     assert torch.allclose(a, b, atol=1e-9, rtol=0)
     assert not torch.equal(a[0], a[1])
-    long = [[r["ltm/loss"] for r in found.history if "ltm/loss" in r] for found in (together, in_turn)]
+    long = [[r["ltm/loss"] for r in result.history if "ltm/loss" in r] for result in (together, in_turn)]
     assert len(long[0]) > 1
     assert long[0] == pytest.approx(long[1], abs=1e-9)
 
@@ -282,32 +282,32 @@ def test_convolutions_and_recurrent_networks_run_in_turn() -> None:
 
 
 def test_one_expert_under_hedge_is_that_learner() -> None:
-    found = run(online(Moml()))
-    assert found.p.tolist() == [1.0]
-    assert all(r["ctm/accuracy"] == r["experts/accuracy"][0] for r in found.history)
+    result = run(online(Moml()))
+    assert result.p.tolist() == [1.0]
+    assert all(r["ctm/accuracy"] == r["experts/accuracy"][0] for r in result.history)
 
 
 def test_memory_is_flat_for_moml_and_grows_for_ftml() -> None:
-    one = 9 * 2 * 8 + 9 * 8  # bytes of a task's training samples
+    task_bytes = 9 * 2 * 8 + 9 * 8  # bytes of a task's training samples
 
-    def kept(learner: OnlineLearner) -> list[int]:
+    def stored_bytes(learner: OnlineLearner) -> list[int]:
         return [r["memory/task_bytes"] for r in run(online(learner, stream(7))).history]
 
-    assert kept(Moml()) == kept(PlainMoml()) == kept(Mogd()) == kept(Fs()) == [0] * 7
-    assert kept(Ftml()) == kept(Toe()) == [one * t for t in range(1, 8)]
-    assert kept(BufferedMoml(buffer=4)) == [one, 2 * one, 3 * one, 3 * one, 3 * one, 3 * one, 3 * one]
+    assert stored_bytes(Moml()) == stored_bytes(PlainMoml()) == stored_bytes(Mogd()) == stored_bytes(Fs()) == [0] * 7
+    assert stored_bytes(Ftml()) == stored_bytes(Toe()) == [task_bytes * t for t in range(1, 8)]
+    assert stored_bytes(BufferedMoml(buffer=4)) == [task_bytes * t for t in (1, 2, 3, 3, 3, 3, 3)]
     state = run(online(Moml(), stream(9))).history
     assert len({r["memory/state_bytes"] for r in state}) == 1
 
 
 def test_the_buffer_is_a_queue_and_its_coin_is_fair() -> None:
-    learner, held = BufferedMoml(buffer=4, accept=0.3), []
+    learner, queue = BufferedMoml(buffer=4, accept=0.3), []
     entered = 0
     for t in range(2000):
-        new = list(learner.keep(held, t, np.random.default_rng(t)))
+        new = list(learner.keep(queue, t, np.random.default_rng(t)))
         entered += t in new
-        assert new in (held, [*held, t][-3:])
-        held = new
+        assert new in (queue, [*queue, t][-3:])
+        queue = new
     assert entered / 2000 == pytest.approx(0.3, abs=0.03)
 
 

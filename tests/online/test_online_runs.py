@@ -112,13 +112,13 @@ def test_test_labels_change_no_prediction_and_only_later_trust() -> None:
 
 
 def test_a_task_is_made_when_it_arrives_and_not_before() -> None:
-    asked: list[int] = []
-    experiment = online(Moml(), TaskStream(5, lambda number: asked.append(number) or gaussians(number)))
+    requests: list[int] = []
+    experiment = online(Moml(), TaskStream(5, lambda number: requests.append(number) or gaussians(number)))
     run(experiment)
-    arrivals = [n for i, n in enumerate(asked) if n not in asked[:i]]
+    arrivals = [n for i, n in enumerate(requests) if n not in requests[:i]]
     assert arrivals == list(range(5))
-    assert asked[:-5].count(0) <= 3  # its shape is looked at before the run
-    assert asked[-5:] == list(range(5))  # the long-term evaluation makes them again
+    assert requests[:-5].count(0) <= 3  # its shape is looked at before the run
+    assert requests[-5:] == list(range(5))  # the long-term evaluation makes them again
 
 
 @pytest.mark.parametrize(
@@ -133,12 +133,12 @@ def test_a_task_is_made_when_it_arrives_and_not_before() -> None:
     ids=["moml", "b_moml", "ftml", "toe", "fs"],
 )
 def test_a_run_goes_on_to_the_same_bits(experiment: Online, tmp_path: Path) -> None:
-    whole = run(experiment, tmp_path / "whole", checkpoint_every=2)
+    full_run = run(experiment, tmp_path / "full", checkpoint_every=2)
     run(replace(experiment, stream=experiment.stream[:3]), tmp_path / "cut", checkpoint_every=2)
     on = run(experiment, tmp_path / "cut", resume=True, checkpoint_every=2)
-    assert [r["ctm/loss"] for r in on.history] == [r["ctm/loss"] for r in whole.history]
-    assert on.history[-1]["hedge/p"] == whole.history[-1]["hedge/p"]
-    for place, tree in whole.state.items():
+    assert [r["ctm/loss"] for r in on.history] == [r["ctm/loss"] for r in full_run.history]
+    assert on.history[-1]["hedge/p"] == full_run.history[-1]["hedge/p"]
+    for place, tree in full_run.state.items():
         assert sorted(tree) == sorted(on.state[place])
         assert all(torch.equal(value, on.state[place][key]) for key, value in tree.items())
     lines = (tmp_path / "cut" / "metrics.jsonl").read_text().splitlines()
@@ -156,20 +156,20 @@ FORGERIES: dict[str, tuple[str, Callable[[dict[str, Tensor]], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("kind", "change", "told"), FORGERIES.values(), ids=FORGERIES)
+@pytest.mark.parametrize(("kind", "change", "sentence"), FORGERIES.values(), ids=FORGERIES)
 def test_a_state_that_cannot_have_been_is_refused(
-    kind: str, change: Callable[[dict[str, Tensor]], Any], told: str, tmp_path: Path
+    kind: str, change: Callable[[dict[str, Tensor]], Any], sentence: str, tmp_path: Path
 ) -> None:
     experiment = online(BufferedMoml(buffer=3, accept=0.6, draws=2), over=GRID)
     run(replace(experiment, stream=experiment.stream[:3]), tmp_path)
     place = forge_checkpoint(tmp_path, kind, change)
-    with pytest.raises(CheckpointError, match=rf"the checkpoint {place} cannot be used \(.*{told}"):
+    with pytest.raises(CheckpointError, match=rf"the checkpoint {place} cannot be used \(.*{sentence}"):
         run(experiment, tmp_path, resume=True)
 
 
 def test_a_kill_between_checkpoints_is_rewound(tmp_path: Path) -> None:
     experiment = online(Moml(), over=GRID, measures=MEASURES)
-    whole = run(experiment, tmp_path / "whole")
+    full_run = run(experiment, tmp_path / "full")
 
     class Stop(Exception):
         pass
@@ -184,8 +184,8 @@ def test_a_kill_between_checkpoints_is_rewound(tmp_path: Path) -> None:
     with (tmp_path / "killed" / "metrics.jsonl").open("a") as file:
         file.write('{"round": 6, "ctm/acc')  # the line that was being written
     on = run(experiment, tmp_path / "killed", resume=True)
-    assert clean(on.history) == clean(whole.history)
-    assert torch.equal(on.state["0"]["w"], whole.state["0"]["w"])
+    assert clean(on.history) == clean(full_run.history)
+    assert torch.equal(on.state["0"]["w"], full_run.state["0"]["w"])
 
 
 def test_ctrl_c_leaves_a_checkpoint(tmp_path: Path) -> None:
@@ -205,16 +205,16 @@ def test_ctrl_c_leaves_a_checkpoint(tmp_path: Path) -> None:
 
 
 def test_a_run_directory_says_what_the_run_was(tmp_path: Path) -> None:
-    found = run(online(Moml(), over=GRID, measures=MEASURES), tmp_path / "run")
+    result = run(online(Moml(), over=GRID, measures=MEASURES), tmp_path / "run")
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert {"config.yaml", "metrics.jsonl", "summary.json", "checkpoint", "citations.bib"} <= names
     assert "acar2021moml" in (tmp_path / "run" / "citations.bib").read_text()
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary.pop("checksums").keys() == {"config.yaml", "metrics.jsonl"}
-    assert summary == found.summary
+    assert summary == result.summary
     assert summary["hedge"]["loss"] <= summary["hedge"]["bound"]
     assert sum(summary["hedge"]["p"].values()) == pytest.approx(1)
-    first = found.history[0]
+    first = result.history[0]
     assert first["ctm/accuracy"] == pytest.approx(sum(first["experts/accuracy"]) / 4)
 
 
@@ -224,9 +224,9 @@ def test_a_run_with_a_schedule_of_ones_own_is_continued(tmp_path: Path) -> None:
     def scheduled(factor: float) -> Online:
         return online(Mogd(), local=replace(LOCAL, schedule=lambda t: factor / (1 + t)))
 
-    found = run(scheduled(1.0), tmp_path / "run", checkpoint_every=2)
+    result = run(scheduled(1.0), tmp_path / "run", checkpoint_every=2)
     again = run(scheduled(1.0), tmp_path / "run", resume=tmp_path / "run/checkpoint/round-000004")
-    assert torch.equal(found.state["0"]["w"], again.state["0"]["w"])
+    assert torch.equal(result.state["0"]["w"], again.state["0"]["w"])
     with pytest.raises(CheckpointError, match="another experiment"):
         run(scheduled(0.5), tmp_path / "run", resume=True)
 
@@ -250,13 +250,13 @@ def test_long_term_evaluation_is_that_of_every_task_by_itself() -> None:
         return gaussians(number, samples=6 + 3 * (number % 2))
 
     uneven = online(Mogd(), TaskStream(6, make))
-    found = run(uneven)
+    result = run(uneven)
     ensemble, total = uneven.ensemble(), 0.0
     for number in range(6):
         task = make(number)
-        logits = ensemble.predict(found.state, Batch(task.train.x, task.train.y), task.test.x)
+        logits = ensemble.predict(result.state, Batch(task.train.x, task.train.y), task.test.x)
         total += float((logits[0].argmax(1) == task.test.y).double().mean()) / 6
-    assert found.history[-1]["ltm/accuracy"] == pytest.approx(total)
+    assert result.history[-1]["ltm/accuracy"] == pytest.approx(total)
 
 
 def test_networks_that_cannot_be_stacked_are_run_one_by_one() -> None:
@@ -280,32 +280,32 @@ def test_networks_that_cannot_be_stacked_are_run_one_by_one() -> None:
 
 
 def test_long_term_evaluation_of_a_fixed_subset() -> None:
-    def asked(count: int, length: int = 6) -> tuple[list[int], float]:
+    def evaluation(count: int, length: int = 6) -> tuple[list[int], float]:
         numbers: list[int] = []
         tasks = TaskStream(length, lambda n: numbers.append(n) or gaussians(n))
         work = online(Fs(), tasks, measures=Measures(ltm_tasks=count))
-        found = run(work).history[-1]["ltm/loss"]
-        return numbers[-(count or length) :], found
+        loss = run(work).history[-1]["ltm/loss"]
+        return numbers[-(count or length) :], loss
 
-    some, loss = asked(2)
+    some, loss = evaluation(2)
     assert len(set(some)) == 2
-    assert some == asked(2)[0]
-    assert loss != asked(0)[1]
-    assert asked(6)[1] == asked(9)[1] == asked(0)[1]
-    longer = asked(2, length=40)[0]
+    assert some == evaluation(2)[0]
+    assert loss != evaluation(0)[1]
+    assert evaluation(6)[1] == evaluation(9)[1] == evaluation(0)[1]
+    longer = evaluation(2, length=40)[0]
     assert [n for n in longer if n < 6] == [n for n in some if n in longer]
 
 
 def test_regret_is_what_was_lost_against_the_final_model() -> None:
-    found = run(online(Mogd()))
-    lost = sum(r["ctm/loss"] for r in found.history) - 6 * found.history[-1]["ltm/loss"]
-    assert found.summary["regret_to_final_model"] == pytest.approx(lost)
+    result = run(online(Mogd()))
+    lost = sum(r["ctm/loss"] for r in result.history) - 6 * result.history[-1]["ltm/loss"]
+    assert result.summary["regret_to_final_model"] == pytest.approx(lost)
 
 
 def test_regret_needs_the_final_models_loss_on_every_task() -> None:
-    for count, known in ((2, False), (6, True), (9, True)):
-        found = run(online(Mogd(), measures=Measures(ltm_tasks=count)))
-        assert ("regret_to_final_model" in found.summary) == known
+    for count, has_regret in ((2, False), (6, True), (9, True)):
+        result = run(online(Mogd(), measures=Measures(ltm_tasks=count)))
+        assert ("regret_to_final_model" in result.summary) == has_regret
 
 
 @pytest.mark.parametrize("hedged", ["error", "loss"])
@@ -313,20 +313,20 @@ def test_tasks_without_a_loss_are_told(hedged: str) -> None:
     """One of two experts diverges at the first task: at the second, the mixture that still trusts it has no loss."""
     base = online(Mogd(), hedged=hedged)
     wild = replace(base.experts[0], local=Local(steps=20, lr=1e30, weight_decay=1.0))
-    found = run(replace(base, experts=(base.experts[0], wild)))
-    lost = [record["round"] for record in found.history if record["ctm/loss"] is None]
+    result = run(replace(base, experts=(base.experts[0], wild)))
+    lost = [record["round"] for record in result.history if record["ctm/loss"] is None]
     assert lost == [2]
-    assert (found.summary["hedge"]["loss"] is None) == (hedged == "loss")
-    assert "the mixture's loss was infinite or NaN at 1 of 6 tasks, left out of its mean." in found.summary["warnings"]
+    assert (result.summary["hedge"]["loss"] is None) == (hedged == "loss")
+    assert "the mixture's loss was infinite or NaN at 1 of 6 tasks, left out of its mean." in result.summary["warnings"]
     assert not run(base).summary["warnings"]
 
 
 def test_efficiency_grows_from_no_sample_to_the_whole_task() -> None:
-    found = run(online(Mogd(), stream(20), measures=MEASURES, adaptation=Prototypes()))
-    record = found.history[-1]
+    result = run(online(Mogd(), stream(20), measures=MEASURES, adaptation=Prototypes()))
+    record = result.history[-1]
     assert record["efficiency/accuracy"][-1] == record["ctm/accuracy"]
     assert record["efficiency/samples"] == samples_needed((0, 3, 9), record["efficiency/accuracy"], 0.8)
-    means = found.summary["efficiency"]["accuracy"]
+    means = result.summary["efficiency"]["accuracy"]
     assert means[0] < 0.6 < means[-1]
 
 
@@ -356,8 +356,8 @@ def test_a_label_has_settings_that_are_no_numbers() -> None:
 
 
 def test_every_expert_has_a_label_of_its_own() -> None:
-    one = online(Moml(alpha=2.0), over={"learner.alpha": (1.0, 2.0)}).labels()
-    assert one == [f"K 3, maml(lr 0.1, steps 1), alpha {alpha}" for alpha in (1, 2)]
+    labels = online(Moml(alpha=2.0), over={"learner.alpha": (1.0, 2.0)}).labels()
+    assert labels == [f"K 3, maml(lr 0.1, steps 1), alpha {alpha}" for alpha in (1, 2)]
     over = {"local.lr": (0.1, 0.01), "local.clip": (3.0, None), "adaptation.second_order": (True,)}
     several = online(Moml(alpha=2.0), stream(1), over=over)
     assert several.labels()[1] == "K 3, maml(lr 0.1, steps 1), alpha 2, local.lr 0.1, local.clip null"
@@ -372,10 +372,10 @@ def test_retired_experts_stand_still() -> None:
     alone = run(replace(base, experts=(good,)))
     assert both.p.tolist() == [1.0, 0.0]
     assert torch.allclose(both.state["0"]["w"][0], alone.state["0"]["w"][0], atol=1e-9)
-    gone = next(i for i, r in enumerate(both.history) if r["experts/accuracy"][1] is None)
-    assert 2 < gone < 19
-    assert both.history[gone - 1]["hedge/p"][1] >= 9e-4
-    assert all(r["experts/accuracy"][1] is None for r in both.history[gone:])
+    retirement = next(i for i, r in enumerate(both.history) if r["experts/accuracy"][1] is None)
+    assert 2 < retirement < 19
+    assert both.history[retirement - 1]["hedge/p"][1] >= 9e-4
+    assert all(r["experts/accuracy"][1] is None for r in both.history[retirement:])
 
 
 def test_divergence_of_all_is_said(tmp_path: Path) -> None:
@@ -428,9 +428,9 @@ def test_meta_learning_on_real_digits_beats_a_model_that_never_learns() -> None:
         return models.make("mlp", classes=10, inputs=(1, 8, 8), hidden=(32,))
 
     def late(learner: Any) -> float:
-        found = run(Online(learner.__class__.__name__, grid(learner, Maml(lr=1.0), local, {}), tasks, make, seed=0))
-        assert all(math.isfinite(r["ctm/loss"]) for r in found.history)
-        return sum(r["ctm/accuracy"] for r in found.history[40:]) / 20
+        result = run(Online(learner.__class__.__name__, grid(learner, Maml(lr=1.0), local, {}), tasks, make, seed=0))
+        assert all(math.isfinite(r["ctm/loss"]) for r in result.history)
+        return sum(r["ctm/accuracy"] for r in result.history[40:]) / 20
 
     assert late(Moml(alpha=0.5)) > late(Fs()) + 0.1
 
@@ -445,6 +445,6 @@ def test_the_published_stream_begins() -> None:
         return models.make("mlp", classes=10, inputs=(1, 28, 28), hidden=(200,))
 
     local = Local(steps=2, batch_size=10, lr=0.1, weight_decay=1e-3, clip=3.0)
-    found = run(Online("moml", grid(Moml(), Maml(steps=5), local, {}), tasks[:4], make))
-    assert found.summary["parameters"] == 784 * 200 + 200 + 200 * 10 + 10
-    assert found.summary["ctm"]["accuracy"] > 0.4
+    result = run(Online("moml", grid(Moml(), Maml(steps=5), local, {}), tasks[:4], make))
+    assert result.summary["parameters"] == 784 * 200 + 200 + 200 * 10 + 10
+    assert result.summary["ctm"]["accuracy"] > 0.4

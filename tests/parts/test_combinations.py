@@ -61,8 +61,9 @@ class Recorder(Callback):
         return {}
 
 
-def apart(one: Method, other: Method, **conditions: Any) -> float:
-    return float(np.abs(theta(go(one, **conditions)) - theta(go(other, **conditions))).max())
+def distance(a: Method, b: Method, **conditions: Any) -> float:
+    """The largest difference between parameters of the models at which both methods end."""
+    return float(np.abs(theta(go(a, **conditions)) - theta(go(b, **conditions))).max())
 
 
 # --- FedNova ----------------------------------------
@@ -75,12 +76,12 @@ def apart(one: Method, other: Method, **conditions: Any) -> float:
 def test_fednova_with_equal_steps_changes_no_method(name: str) -> None:
     small = {"norm_bounding": {"radius": 0.1}, "centred_clipping": {"radius": 0.1}, "fedexp": {"eps": 0.0}}
     method = make(name, **small.get(name, {}))
-    assert apart(method, replace(method, drift=FedNovaDrift()), **EQUAL) < 1e-12
+    assert distance(method, replace(method, drift=FedNovaDrift()), **EQUAL) < 1e-12
 
 
 def test_fednova_with_equal_steps_changes_nothing_that_uplinks_clip() -> None:
     method = make("dp_fedavg", clip=0.1, noise=0.0)
-    assert apart(method, replace(method, drift=FedNovaDrift()), **EQUAL) < 1e-12
+    assert distance(method, replace(method, drift=FedNovaDrift()), **EQUAL) < 1e-12
 
 
 def test_the_models_that_a_server_tries_are_the_clients_own_whatever_their_numbers_of_steps() -> None:
@@ -131,17 +132,17 @@ def test_what_leads_to_no_model_cannot_be_tried_at_the_server(drift: Drift, name
 
 @pytest.mark.parametrize("server", [SGD(0.7, 0.9), Adam(0.1), Yogi(0.1)], ids=lambda s: type(s).__name__)
 def test_a_server_with_memory_moves_no_model_that_nobody_holds(server: ServerOptimizer) -> None:
-    method, seen = replace(make("ifca"), server=server), []
+    method, models = replace(make("ifca"), server=server), []
 
     class Models(Callback):
         """Both models after every round."""
 
         def on_step(self, step: RoundStep) -> dict[str, Any]:
-            seen.append(torch.stack([step.server.model(number).theta.clone() for number in range(2)]))
+            models.append(torch.stack([step.server.model(number).theta.clone() for number in range(2)]))
             return {}
 
     result = run(experiment(method, rounds=8, cohort=1), callbacks=[Models()])
-    moved = torch.stack([(after != before).any(1) for before, after in pairwise(seen)])
+    moved = torch.stack([(after != before).any(1) for before, after in pairwise(models)])
     assert (moved.sum(1) == 1).all()  # one client a round chooses one of the models
     assert moved.any(0).all()
     assert not result.failures
@@ -154,11 +155,11 @@ def test_a_server_with_memory_moves_no_model_that_nobody_holds(server: ServerOpt
 @pytest.mark.parametrize("adaptation", [FineTune(), Maml(training=False)])
 def test_models_are_fitted_to_the_data_terms_wherever_they_stand(term: Any, adaptation: Any) -> None:
     what = {"rounds": 2, "evaluation": Evaluation(what=("clients",))}
-    found = [
+    losses = [
         go(Method("sum", terms, adaptation=adaptation), **what).history[-1]["clients/loss/mean"]
         for terms in ((CrossEntropy(), term), (term, CrossEntropy()))
     ]
-    assert found[0] == pytest.approx(found[1], rel=1e-12)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-12)
 
 
 @pytest.mark.parametrize("adaptation", [FineTune(), Maml(training=False)])
@@ -183,7 +184,7 @@ def spread(outputs: Tensor, targets: Tensor) -> Tensor:
         ),
         (make("fedavg").with_loss(loss(spread)), "spread"),
     ],
-    ids=lambda one: one if isinstance(one, str) else "",
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_losses_of_whole_batches_have_no_gradient_of_a_sample(method: Method, name: str) -> None:
     with pytest.raises(ConfigError, match=f"objective '{name}' is a function of the whole mini-batch"):
@@ -255,11 +256,11 @@ def test_adam_finds_no_gradient_where_nothing_pulls(method: Method) -> None:
     federation.train.arrays.x[:, 1] = 0
     local = Local(epochs=2, batch_size=4, lr=0.01, optimiser="adam")
     for dtype in ("float32", "float64"):
-        made = experiment(method, federation=federation, local=local, dtype=dtype)
-        start, found = FederatedTask(made).plan.theta0, run(made).snapshot
-        own = [value for key, value in leaves(found) if key.endswith("personal/private")]
-        assert len(own) == (3 if method.name == "ditto" else 0)
-        for model in (found.server.theta, *own):
+        setup = experiment(method, federation=federation, local=local, dtype=dtype)
+        start, snapshot = FederatedTask(setup).plan.theta0, run(setup).snapshot
+        private = [value for key, value in leaves(snapshot) if key.endswith("personal/private")]
+        assert len(private) == (3 if method.name == "ditto" else 0)
+        for model in (snapshot.server.theta, *private):
             assert torch.equal(model[:12].view(3, 4)[:, 1], start[:12].view(3, 4)[:, 1]), dtype
 
 
@@ -271,8 +272,8 @@ def test_adam_finds_no_gradient_where_nothing_pulls(method: Method) -> None:
 def test_the_read_out_of_fedssa_is_the_mixture_itself(server: ServerOptimizer, drift: Drift) -> None:
     method = Method("read", (CrossEntropy(),), drift, mixing=SelfSupervised(steps=10, lr=0.3), server=server)
     record = Recorder()
-    made = experiment(method, evaluation=Evaluation(what=("average",)))
-    result = run(made, callbacks=[record])
+    setup = experiment(method, evaluation=Evaluation(what=("average",)))
+    result = run(setup, callbacks=[record])
     last = result.snapshot.last
     assert last is not None
     mixture = sum(float(p) * last.get(i) for i, p in zip(record.cohorts[-1].tolist(), record.p[-1], strict=True))
@@ -311,8 +312,8 @@ def test_a_head_that_is_never_trained_is_known_at_the_server() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_feddf_with_one_client_is_fedavg(dtype: str) -> None:
     """An ensemble of one teaches nothing; Adam would make steps of the rounding errors."""
-    assert apart(make("feddf"), make("fedavg"), cohort=1, dtype=dtype) == 0
-    assert apart(Method("two", (CrossEntropy(),), server=Ensemble()), make("fedavg"), cohort=2) > 1e-4
+    assert distance(make("feddf"), make("fedavg"), cohort=1, dtype=dtype) == 0
+    assert distance(Method("two", (CrossEntropy(),), server=Ensemble()), make("fedavg"), cohort=2) > 1e-4
 
 
 # --- evaluations ----------------------------------------
@@ -320,11 +321,11 @@ def test_feddf_with_one_client_is_fedavg(dtype: str) -> None:
 
 @pytest.mark.parametrize("what", ["average", "cohort"])
 def test_without_a_common_test_set_clients_test_a_mean_of_models(what: str) -> None:
-    given = classes()
-    without = replace(given, test=Arrays(given.test.x[:0], given.test.y[:0], given.test.classes))
+    federation = classes()
+    without = replace(federation, test=Arrays(federation.test.x[:0], federation.test.y[:0], federation.test.classes))
     for method in ("fedavg", "per_fedavg"):
-        found = go(method, federation=without, evaluation=Evaluation(what=("clients", what)), participation=1.0)
-        last = found.history[-1]
+        result = go(method, federation=without, evaluation=Evaluation(what=("clients", what)), participation=1.0)
+        last = result.history[-1]
         if method == "fedavg":  # with all clients of equal weight, the mean is the server's model
             assert last[f"{what}/accuracy/mean"] == last["clients/accuracy/mean"]
         assert 0 <= last[f"{what}/accuracy/mean"] <= 1
