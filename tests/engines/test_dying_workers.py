@@ -24,7 +24,7 @@ from helpers.federations import SIZES, classes
 from helpers.marks import kinds
 from helpers.networks import linear_layers, tanh_net
 from helpers.runs import assert_same_run, assert_same_state, experiment, go
-from helpers.trouble import MARK, guarded_net, stumble, suicide, with_marked_client
+from helpers.trouble import MARK, guarded_net, stumble, with_marked_client, worker_death
 from torch import Tensor, nn
 
 from fedloom import methods
@@ -55,7 +55,7 @@ MODULE = import_module("fedloom.engines.processes")  # a factory has the same na
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedper"])
 def test_clients_of_a_killed_worker_are_redone(name: str, workers: int, tmp_path: Path) -> None:
     diary = tmp_path / "deaths"
-    settings = {"federation": with_marked_client(VICTIM), "model": guarded_net(suicide(1, diary))}
+    settings = {"federation": with_marked_client(VICTIM), "model": guarded_net(worker_death(1, diary))}
     reference = go(name, **settings)
     assert not diary.exists()
     result = go(name, engine="processes", engine_settings={"workers": workers}, **settings)
@@ -68,7 +68,7 @@ def test_clients_of_a_killed_worker_are_redone(name: str, workers: int, tmp_path
 @pytest.mark.exhaustive
 def test_a_client_that_always_kills_its_worker_is_named_and_left_out(name: str, tmp_path: Path) -> None:
     diary = tmp_path / "deaths"
-    settings = {"federation": with_marked_client(VICTIM), "model": guarded_net(suicide(10**6, diary)), "rounds": 2}
+    settings = {"federation": with_marked_client(VICTIM), "model": guarded_net(worker_death(10**6, diary)), "rounds": 2}
     result = go(name, engine="processes", engine_settings={"workers": 2}, **settings)
     assert [(f.round, f.client) for f in result.failures] == [(0, VICTIM), (1, VICTIM)]
     assert str(result.failures[0]) == f"round 1, client {VICTIM}: its worker process died 3 times"
@@ -114,7 +114,7 @@ def test_a_worker_killed_from_outside_is_not_its_clients_failure(
     diary = tmp_path / "deaths"
     settings = {
         "federation": with_marked_client(VICTIM, MARK, sizes),
-        "model": guarded_net(suicide(times, diary)),
+        "model": guarded_net(worker_death(times, diary)),
         "rounds": 1,
     }
     reference = go("scaffold", **settings)
@@ -179,7 +179,7 @@ class Deadly(Live):
 
 @pytest.mark.parametrize("deaths", [2, 10**6])
 def test_workers_that_die_over_losses(deaths: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Deadly, "act", staticmethod(suicide(deaths, tmp_path / "deaths")), raising=False)
+    monkeypatch.setattr(Deadly, "act", staticmethod(worker_death(deaths, tmp_path / "deaths")), raising=False)
     task = FederatedTask(experiment("scaffold"))
     plan, down = task.plan, task.state.server.broadcast(task.plan)
     engine, cohort = Processes(plan, Deadly, workers=1), np.arange(len(SIZES))
@@ -353,7 +353,7 @@ def test_a_block_is_redone_when_its_worker_dies(name: str, workers: int, tmp_pat
     diary = tmp_path / "deaths"
     settings = IN_BLOCKS | {
         "federation": with_marked_client(VICTIM, MARK, MANY),
-        "model": guarded_net(suicide(1, diary)),
+        "model": guarded_net(worker_death(1, diary)),
     }
     reference = go(name, **settings)
     result = go(name, engine="processes", engine_settings={"workers": workers}, **settings)
@@ -368,7 +368,7 @@ def test_the_others_of_a_block_count_when_one_always_kills_its_worker(tmp_path: 
     diary = tmp_path / "deaths"
     settings = IN_BLOCKS | {"federation": with_marked_client(VICTIM, MARK, MANY)}
     reference = go("scaffold", model=guarded_net(stumble), **{k: v for k, v in settings.items() if k != "model"})
-    settings |= {"model": guarded_net(suicide(10**6, diary))}
+    settings |= {"model": guarded_net(worker_death(10**6, diary))}
     result = go("scaffold", engine="processes", engine_settings={"workers": 2}, **settings)
     assert [str(f) for f in result.failures] == [
         f"round {t}, client {VICTIM}: its worker process died 3 times" for t in (1, 2)
@@ -382,7 +382,7 @@ def test_two_clients_of_a_block_that_kill_their_workers_are_both_named(tmp_path:
     diary = tmp_path / "deaths"
     federation = with_marked_client(VICTIM, MARK, MANY)
     federation.train.arrays.x[torch.from_numpy(federation.train.index[VICTIM + 2]), 0] = MARK
-    settings = IN_BLOCKS | {"federation": federation, "model": guarded_net(suicide(10**6, diary)), "rounds": 1}
+    settings = IN_BLOCKS | {"federation": federation, "model": guarded_net(worker_death(10**6, diary)), "rounds": 1}
     result = go(engine="processes", engine_settings={"workers": 2}, **settings)
     assert [f.client for f in result.failures] == [VICTIM, VICTIM + 2]
     assert diary.read_text() == 6 * "x"

@@ -20,7 +20,7 @@ from helpers.marks import kinds
 from helpers.networks import Flattening, tanh_net
 from helpers.ray_cluster import Lent, processes_of
 from helpers.runs import GENTLE, assert_same_run, go
-from helpers.trouble import MARK, guarded_net, stumble, suicide, with_marked_client
+from helpers.trouble import MARK, guarded_net, stumble, with_marked_client, worker_death
 
 from fedloom import methods
 from fedloom.base.errors import ClientError, ConfigError
@@ -83,7 +83,7 @@ def test_blocks_of_a_dead_worker_are_redone(gather: str, tmp_path: Path) -> None
     diary = tmp_path / "deaths"
     settings = {
         "federation": with_marked_client(VICTIM, MARK, MANY),
-        "model": guarded_net(suicide(1, diary)),
+        "model": guarded_net(worker_death(1, diary)),
         "rounds": 2,
     }
     reference = go("scaffold", **settings)
@@ -122,7 +122,7 @@ def test_a_client_that_kills_its_workers_is_left_out_by_name(tmp_path: Path, cap
     diary, settings = tmp_path / "deaths", {"federation": with_marked_client(VICTIM, MARK, MANY), "rounds": 1}
     reference = go("feddyn", model=guarded_net(stumble), **settings)
     with pytest.warns(UserWarning, match="a worker of the cluster died"):
-        result = on_ray("feddyn", model=guarded_net(suicide(10**6, diary)), **settings)
+        result = on_ray("feddyn", model=guarded_net(worker_death(10**6, diary)), **settings)
     assert [str(f) for f in result.failures] == [
         f"round 1, client {VICTIM}: its worker process or its result was lost 4 times"
     ]

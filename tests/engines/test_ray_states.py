@@ -16,7 +16,7 @@ from helpers.deaths import states_in
 from helpers.federations import classes
 from helpers.runs import assert_same_run, experiment, go
 from helpers.stored import files, places, referenced_files
-from helpers.trouble import MARK, guarded_net, suicide, with_marked_client
+from helpers.trouble import MARK, guarded_net, with_marked_client, worker_death
 from safetensors.torch import load
 
 from fedloom.base.errors import CheckpointError
@@ -86,7 +86,11 @@ def test_states_never_pass_the_driver_and_bits_are_those_of_serial(
 def test_a_block_whose_worker_died_is_done_again(tmp_path: Path) -> None:
     """Its first half may have written some states; those of the second time count."""
     diary = tmp_path / "deaths"
-    settings = {"federation": with_marked_client(2, MARK, MANY), "model": guarded_net(suicide(1, diary)), "rounds": 2}
+    settings = {
+        "federation": with_marked_client(2, MARK, MANY),
+        "model": guarded_net(worker_death(1, diary)),
+        "rounds": 2,
+    }
     reference = go("scaffold", **settings)
     with pytest.warns(UserWarning, match="a worker of the cluster died"):
         result = run(shared_experiment("scaffold", "chain", **settings), tmp_path / "out")

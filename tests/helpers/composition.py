@@ -39,7 +39,7 @@ import numpy as np
 from fedloom.base import rng
 from helpers import meta, robust, slots
 from helpers.personal import Pace, local_aggregation
-from helpers.reference import FinalState, Vector, World
+from helpers.reference import FinalState, Vector, World, forward
 
 Numbers = dict[int, Vector]
 Along = Callable[[Vector, Vector], Vector]  # (w, gradient) -> the direction that is stepped along
@@ -253,8 +253,7 @@ def received_loss(world: World, rules: Rules, w: Vector, i: int) -> float:
         w = w - LEAP * world.gradient(w, rows)
     if rules.adaptation != "proto":
         return world.loss_on(w, rows)
-    d, h = world.x.shape[1], world.width
-    z, y = np.tanh(world.x[rows] @ w[: h * d].reshape(h, d).T + w[h * d : h * d + h]), world.y[rows]
+    z, y = forward(w, world.x[rows], world.width)[0], world.y[rows]
     classes = np.unique(y)
     logits = -np.array([np.sum((z - z[y == k].mean(0)) ** 2, axis=1) for k in classes]).T
     margins = logits - logits[np.arange(len(y)), np.searchsorted(classes, y)][:, None]

@@ -26,7 +26,7 @@ SMALL = (
 
 
 def small(*words: str) -> list[str]:
-    """A small configuration, with other words; a model has none of the usual one's settings, a cohort its own size."""
+    """The settings of a small deployment, then ``words``; another model or a cohort replaces all that depends on it."""
     keys = {word.partition("=")[0] for word in words}
     instead = {"model": "model.", "cohort": "participation="}
     left_out = tuple(start for key, start in instead.items() if key in keys)

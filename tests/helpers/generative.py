@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from fedloom.base import rng
 from fedloom.core.method import Method
 from helpers.federations import CLASSES, FEATURES
-from helpers.losses import backward, forward
 from helpers.nested import flat
 from helpers.networks import fixed
-from helpers.reference import FinalState, Vector, World, average
+from helpers.reference import FinalState, Vector, World, average, backward, forward
 
 # From this start the linear judge finds huge samples false; those that it finds true would teach it nothing.
 WIDTH, SEED, SCALE = 3, 1, 0.2

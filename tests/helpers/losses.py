@@ -11,30 +11,7 @@ import numpy as np
 from fedloom.base import rng
 from helpers.federations import Shaken
 from helpers.networks import teacher_net
-from helpers.reference import FinalState, Vector, World, average
-
-
-def forward(theta: Vector, x: Vector, width: int) -> tuple[Vector, Vector, Vector]:
-    """Features tanh(W₁x + b₁), logits, and W₂, of a net whose parameters lie end to end."""
-    d, h = x.shape[1], width
-    w1, b1, rest = theta[: h * d].reshape(h, d), theta[h * d : h * d + h], theta[h * d + h :]
-    c = len(rest) // (h + 1)
-    w2 = rest[: c * h].reshape(c, h)
-    a = np.tanh(x @ w1.T + b1)
-    return a, a @ w2.T + rest[c * h :], w2
-
-
-def backward(theta: Vector, x: Vector, width: int, logits: Vector | float, features: Vector | float = 0.0) -> Vector:
-    """The gradient at θ, from those at logits and features, which may be 0."""
-    a, o, w2 = forward(theta, x, width)
-    at_logits = np.zeros_like(o) + logits
-    back = (at_logits @ w2 + features) * (1 - a**2)
-    return np.concatenate([(back.T @ x).ravel(), back.sum(0), (at_logits.T @ a).ravel(), at_logits.sum(0)])
-
-
-def softmax(o: Vector) -> Vector:
-    e = np.exp(o - o.max(1, keepdims=True))
-    return e / e.sum(1, keepdims=True)
+from helpers.reference import FinalState, Vector, World, average, backward, cross_entropy_gradient, forward, softmax
 
 
 def teacher_logits(x: Vector) -> Vector:
@@ -106,7 +83,7 @@ def fedavg_with_logit_shift(
     def gradient(w: Vector, rows: Vector, t: int, client: int, step: int) -> Vector:
         n = np.maximum(np.bincount(world.y[world.federation.train.index[client]], minlength=classes), 1e-8)
         o = forward(w, world.x[rows], world.width)[1] * scale(n) + shift(n)
-        return backward(w, world.x[rows], world.width, cross_entropy_gradient(world, rows, o) * scale(n))
+        return backward(w, world.x[rows], world.width, cross_entropy_gradient(o, world.y[rows]) * scale(n))
 
     return fedavg_along(world, gradient)
 
@@ -224,7 +201,7 @@ def fedgh(world: World, epochs: int = 1, lr: float = 0.01, batch_size: int = 1) 
         weight = theta[head].reshape(-1)[: -(len(theta[head]) // (world.width + 1))].reshape(-1, world.width)
         bias = theta[head][weight.size :]
         for rows in shuffled_batches(world, t, epochs, batch_size, len(y)):
-            at = (softmax(points[rows] @ weight.T + bias) - np.eye(len(bias))[y[rows]]) / len(rows)
+            at = cross_entropy_gradient(points[rows] @ weight.T + bias, y[rows])
             weight, bias = weight - lr * at.T @ points[rows], bias - lr * at.sum(0)
         theta[head] = np.concatenate([weight.ravel(), bias])
     return FinalState(theta, models)
@@ -259,8 +236,8 @@ def fml(world: World, alpha: float = 0.5, beta: float = 0.5) -> FinalState:
         x, h = world.x[rows], world.width
         o_w, o_v = forward(w, x, h)[1], forward(v, x, h)[1]
         gap = (softmax(o_w) - softmax(o_v)) / len(rows)
-        at_shared = beta * cross_entropy_gradient(world, rows, o_w) + (1 - beta) * gap
-        at_own = alpha * cross_entropy_gradient(world, rows, o_v) - (1 - alpha) * gap
+        at_shared = beta * cross_entropy_gradient(o_w, world.y[rows]) + (1 - beta) * gap
+        at_own = alpha * cross_entropy_gradient(o_v, world.y[rows]) - (1 - alpha) * gap
         return backward(w, x, h, at_shared), backward(v, x, h, at_own), further
 
     return side_by_side(world, slopes, np.zeros(0))
@@ -276,8 +253,8 @@ def fedkd(world: World) -> FinalState:
         right = np.arange(len(rows)), world.y[rows]
         s = 1 / (-np.log(p[right]) - np.log(q[right]))[:, None] / len(rows)
         gap = 2 / h * s * (own_r - r @ to.T)
-        at_shared = backward(w, x, h, cross_entropy_gradient(world, rows, o) + s * (q - p), -gap @ to)
-        at_own = backward(v, x, h, cross_entropy_gradient(world, rows, own_o) + s * (p - q), gap)
+        at_shared = backward(w, x, h, cross_entropy_gradient(o, world.y[rows]) + s * (q - p), -gap @ to)
+        at_own = backward(v, x, h, cross_entropy_gradient(own_o, world.y[rows]) + s * (p - q), gap)
         return at_shared, at_own, (-gap.T @ r).ravel()
 
     return side_by_side(world, slopes, np.eye(world.width).ravel())
@@ -311,11 +288,6 @@ def feddistill(world: World, gamma: float = 1.0) -> FinalState:
     for label, means in outputs.items():
         sums[label] = np.sum([*means.values()], axis=0)
     return FinalState(world.start, models, {"server/objective.1/outputs": sums})
-
-
-def cross_entropy_gradient(world: World, rows: Vector, o: Vector) -> Vector:
-    """The gradient of the mean cross entropy at the logits."""
-    return (softmax(o) - np.eye(o.shape[1])[world.y[rows]]) / len(rows)
 
 
 def teacher_gradient(x: Vector, o: Vector, tau: float) -> Vector:
@@ -363,7 +335,7 @@ def distill(world: World, alpha: float = 0.1, tau: float = 3.5) -> FinalState:
             w,
             x,
             world.width,
-            alpha * cross_entropy_gradient(world, rows, o) + (1 - alpha) * teacher_gradient(x, o, tau),
+            alpha * cross_entropy_gradient(o, world.y[rows]) + (1 - alpha) * teacher_gradient(x, o, tau),
         )
 
     return fedavg_along(world, gradient)
@@ -375,7 +347,7 @@ def robust(world: World, alpha: float = 0.5, tau: float = 3.5, teach: float = 0.
     def gradient(w: Vector, rows: Vector, t: int, client: int, step: int) -> Vector:
         x1, x2 = views(world, rows, t, client, step)
         o1, o2 = (forward(w, x, world.width)[1] for x in (x1, x2))
-        first = alpha * cross_entropy_gradient(world, rows, o1) + (1 - alpha) * symmetric_kl_gradient(o1, o2, tau)
+        first = alpha * cross_entropy_gradient(o1, world.y[rows]) + (1 - alpha) * symmetric_kl_gradient(o1, o2, tau)
         if teach:
             first = first + teach * teacher_gradient(x1, o1, tau)
         second = (1 - alpha) * symmetric_kl_gradient(o2, o1, tau)
@@ -423,7 +395,7 @@ def disk(
                 help = 1 / (1 + np.exp(-inputs @ guides[i]))
                 at = -(tau**2) * t / (s + m * help[:, None])  # the slope at s
                 far = s * (at - (s * at).sum(1, keepdims=True)) / tau / len(y)
-                return backward(w, x, world.width, alpha * cross_entropy_gradient(world, rows, o) + (1 - alpha) * far)
+                return backward(w, x, world.width, alpha * cross_entropy_gradient(o, world.y[rows]) + (1 - alpha) * far)
 
             models[i], _ = world.train(theta, i, r, lr, instead)
         theta, guide = average(world, theta, models), average(world, guide, guides)
@@ -432,18 +404,14 @@ def disk(
 
 def penalty_gradient(world: World, theta: Vector, rows: Vector, eps: float) -> Vector:
     """The gradient of (1/d²)‖K‖_F² by hand, for the features tanh(W₁x + b₁)."""
-    x, n = world.x[rows], len(rows)
-    d, h = x.shape[1], world.width
-    a = np.tanh(x @ theta[: h * d].reshape(h, d).T + theta[h * d : h * d + h])
+    x, n, h = world.x[rows], len(rows), world.width
+    a, _, _ = forward(theta, x, h)
     c = a - a.mean(0)
     sd = np.sqrt((c**2).mean(0) + eps)
     z = c / sd
     by_z = 4 / (n * h**2) * z @ (z.T @ z / n)
     by_c = by_z / sd - c * (c * by_z).sum(0) / (n * sd**3)
-    back = (by_c - by_c.mean(0)) * (1 - a**2)
-    gradient = np.zeros_like(theta)
-    gradient[: h * d], gradient[h * d : h * d + h] = (back.T @ x).ravel(), back.sum(0)
-    return gradient
+    return backward(theta, x, h, 0.0, by_c - by_c.mean(0))
 
 
 def feddecorr(world: World, beta: float = 0.1, eps: float = 1e-8) -> FinalState:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from fedloom.base import rng
-from helpers.reference import Correct, FinalState, Vector, World, average
+from helpers.reference import Correct, FinalState, Vector, World, average, backward, forward, softmax
 
 Slope = Callable[[Vector, Vector, Vector], Vector]  # (θ, rows of the support, rows of the query) -> gradient
 
@@ -42,27 +42,19 @@ def maml(world: World, lr: float, steps: int, second_order: bool) -> Slope:
 
 def proto(world: World) -> Slope:
     def slope(theta: Vector, support: Vector, query: Vector) -> Vector:
-        d, h = world.x.shape[1], world.width
-        w1, b1 = theta[: h * d].reshape(h, d), theta[h * d : h * d + h]
-        gradient = np.zeros_like(theta)
         classes = np.unique(world.y[support])
         query = query[np.isin(world.y[query], classes)]
         if not len(query):
-            return gradient
-        zs, zq = (np.tanh(world.x[rows] @ w1.T + b1) for rows in (support, query))
+            return np.zeros_like(theta)
+        xs, xq, h = world.x[support], world.x[query], world.width
+        zs, zq = (forward(theta, x, h)[0] for x in (xs, xq))
         centre = np.array([zs[world.y[support] == k].mean(0) for k in classes])
         differences = zq[:, None, :] - centre[None]  # [Q, C, h]
-        logits = -np.sum(differences**2, 2)
-        e = np.exp(logits - logits.max(1, keepdims=True))
-        delta = e / e.sum(1, keepdims=True) - (world.y[query][:, None] == classes)
+        delta = softmax(-np.sum(differences**2, 2)) - (world.y[query][:, None] == classes)
         pull = -2 * delta[:, :, None] * differences / len(query)  # d loss / d zq, by class
         counts = np.array([(world.y[support] == k).sum() for k in classes])
-        back = {"q": pull.sum(1), "s": -(pull.sum(0) / counts[:, None])[np.searchsorted(classes, world.y[support])]}
-        for rows, z, b in ((query, zq, back["q"]), (support, zs, back["s"])):
-            b = b * (1 - z**2)
-            gradient[: h * d] += (b.T @ world.x[rows]).ravel()
-            gradient[h * d : h * d + h] += b.sum(0)
-        return gradient
+        pull_s = -(pull.sum(0) / counts[:, None])[np.searchsorted(classes, world.y[support])]
+        return backward(theta, xq, h, 0.0, pull.sum(1)) + backward(theta, xs, h, 0.0, pull_s)
 
     return slope
 

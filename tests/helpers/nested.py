@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedloom.base.rng import stream
 from helpers.federations import CLASSES, FEATURES
 from helpers.networks import Split, fixed, tanh_net
-from helpers.reference import FinalState, Vector, World
+from helpers.reference import FinalState, Vector, World, cross_entropy_gradient
 
 NEAR, FAR, UNITS = 3, 2, 4  # units before and after the exit; units of the net that is cut by width
 SIZES = {"near": (FEATURES + 1) * NEAR, "far": (NEAR + 1) * FAR, "head": (FAR + 1) * CLASSES,
@@ -92,14 +92,6 @@ def layer(piece: Vector, into: int) -> tuple[Vector, Vector]:
     return piece[: out * into].reshape(out, into), piece[out * into :]
 
 
-def softmax_error(o: Vector, y: Vector) -> Vector:
-    """The gradient of the mean cross entropy in the logits."""
-    e = np.exp(o - o.max(1, keepdims=True))
-    delta = e / e.sum(1, keepdims=True)
-    delta[np.arange(len(y)), y] -= 1
-    return delta / len(y)
-
-
 def gradient(world: World, theta: Vector, rows: Vector, early: float, late: float) -> Vector:
     """The gradient [44] of early · loss at the exit + late · loss at the end."""
     x, y = world.x[rows], world.y[rows]
@@ -107,7 +99,7 @@ def gradient(world: World, theta: Vector, rows: Vector, early: float, late: floa
     (v, c), (u, d) = layer(theta[PLACE["head"]], FAR), layer(theta[PLACE["exit"]], NEAR)
     a = np.tanh(x @ w1.T + b1)
     z = np.tanh(a @ w2.T + b2)
-    at_exit, at_end = early * softmax_error(a @ u.T + d, y), late * softmax_error(z @ v.T + c, y)
+    at_exit, at_end = early * cross_entropy_gradient(a @ u.T + d, y), late * cross_entropy_gradient(z @ v.T + c, y)
     far = (at_end @ v) * (1 - z**2)
     near = (at_exit @ u + far @ w2) * (1 - a**2)
     pairs = ((near, x), (far, a), (at_end, z), (at_exit, a))
@@ -190,7 +182,7 @@ def scaled(world: World, units: int, share: float) -> Callable[[Vector, Vector],
         x, y, cut = world.x[rows], world.y[rows], (FEATURES + 1) * units
         (w1, b1), (w2, b2) = layer(w[:cut], FEATURES), layer(w[cut:], units)
         a = np.tanh((x @ w1.T + b1) / share)
-        late = softmax_error(a @ w2.T + b2, y)
+        late = cross_entropy_gradient(a @ w2.T + b2, y)
         early = (late @ w2) * (1 - a**2) / share
         return np.concatenate([p for d, h in ((early, x), (late, a)) for p in ((d.T @ h).ravel(), d.sum(0))])
 

@@ -9,8 +9,18 @@ from itertools import combinations
 import numpy as np
 
 from fedloom.base import rng
-from helpers import losses
-from helpers.reference import FinalState, Vector, World, average, fedavg, fedavg_on_slice
+from helpers.reference import (
+    FinalState,
+    Vector,
+    World,
+    average,
+    backward,
+    cross_entropy_gradient,
+    fedavg,
+    fedavg_on_slice,
+    forward,
+    softmax,
+)
 
 
 class Pace:
@@ -182,8 +192,7 @@ class Normed(World):
         sd = np.sqrt(mean((a - mean(a)) ** 2) + 1e-5)
         z = (a - mean(a)) / sd
         o = (gamma * z + beta) @ w2.T + rest[c * h :]
-        e = np.exp(o - o.max(1, keepdims=True))
-        delta = (e / e.sum(1, keepdims=True) - np.eye(c)[y]) / len(y)
+        delta = cross_entropy_gradient(o, y)
         by_f = delta @ w2
         by_z = by_f * gamma
         back = (by_z - mean(by_z) - z * mean(by_z * z)) / sd * (1 - a**2)
@@ -295,7 +304,7 @@ def fedpac(world: World, lam: float = 1.0, head_fraction: float = 1 / 6) -> Fina
         new, mean, variance, features = {}, [], [], dict[int, list[Vector]]()
         for i in cohort:
             client_rows = world.federation.train.index[i]
-            r, y = losses.forward(private[i], world.x[client_rows], h)[0], world.y[client_rows]
+            r, y = forward(private[i], world.x[client_rows], h)[0], world.y[client_rows]
             moments = np.einsum("nc,nd->ncd", np.eye(classes)[y], r).reshape(len(y), -1)
             mean.append(moments.mean(0))
             variance.append(moments.var(0).sum() / len(y))
@@ -303,11 +312,11 @@ def fedpac(world: World, lam: float = 1.0, head_fraction: float = 1 / 6) -> Fina
             first = min(max(int(np.floor(head_fraction * len(todo) + 1e-9)), 1), len(todo) - 1)
             for number, rows in enumerate(todo):
                 theta = np.concatenate([w, v])
-                z, pull = losses.forward(theta, world.x[rows], h)[0], np.zeros((len(rows), h))
+                z, pull = forward(theta, world.x[rows], h)[0], np.zeros((len(rows), h))
                 for row, label in enumerate(world.y[rows]):
                     if label in centres:
                         pull[row] = 2 * lam / len(rows) / h * (z[row] - centres[label])
-                g = world.gradient(theta, rows) + losses.backward(theta, world.x[rows], h, 0.0, pull)
+                g = world.gradient(theta, rows) + backward(theta, world.x[rows], h, 0.0, pull)
                 if len(todo) == 1:
                     w, v = pace.step({"w": (w, g[body]), "v": (v, g[world.body :])})
                 elif number < first:
@@ -315,7 +324,7 @@ def fedpac(world: World, lam: float = 1.0, head_fraction: float = 1 / 6) -> Fina
                 else:
                     (w,) = pace.step({"w": (w, g[body])})
             new[i] = np.concatenate([w, v])
-            for label, z in zip(y, losses.forward(new[i], world.x[client_rows], h)[0], strict=True):
+            for label, z in zip(y, forward(new[i], world.x[client_rows], h)[0], strict=True):
                 features.setdefault(label, []).append(z)
         centres = centres | {label: np.mean(z, axis=0) for label, z in features.items()}
         private[:, body] = average(world, world.start, new)[body]
@@ -344,15 +353,15 @@ def feddbe(world: World, kappa: float = 1.0, mu: float = 1.0) -> FinalState:
         for i in cohort:
             w, z, m, pace = theta, memory[i], np.zeros(h), Pace(world, rate)
             for rows in batches(world, i, t):
-                features, o, w2 = losses.forward(w, world.x[rows], h)
+                features, o, w2 = forward(w, world.x[rows], h)
                 m = (1 - mu) * m + mu * features.mean(0)
-                at = losses.cross_entropy_gradient(world, rows, o + w2 @ z)
+                at = cross_entropy_gradient(o + w2 @ z, world.y[rows])
                 pull = 2 * kappa / h * (m - consensus[0]) * mu / len(rows) if consensus else 0.0
-                g = losses.backward(w, world.x[rows], h, at, pull)
+                g = backward(w, world.x[rows], h, at, pull)
                 g[world.body : world.body + w2.size] += np.outer(at.sum(0), z).ravel()
                 w, z = pace.step({"w": (w, g), "z": (z, at.sum(0) @ w2)})
             models[i], memory[i] = w, z
-            means[i] = losses.forward(w, world.x[world.federation.train.index[i]], h)[0].mean(0)
+            means[i] = forward(w, world.x[world.federation.train.index[i]], h)[0].mean(0)
         theta = average(world, theta, models)
         consensus = consensus or [average(world, theta, means)]
     private = {i: np.append(theta, z) for i, z in memory.items()}
@@ -382,11 +391,11 @@ def fedphp(world: World, mu: float = 0.9, lam: float = 0.1, by: str = "outputs",
 
             def correct(g: Vector, w: Vector, todo=todo, teacher=teacher) -> Vector:
                 x = world.x[next(todo)]
-                (r, z, _), (past, teacher_logits, _) = (losses.forward(v, x, world.width) for v in (w, teacher))
+                (r, z, _), (past, teacher_logits, _) = (forward(v, x, world.width) for v in (w, teacher))
                 if by == "features":
-                    return g + losses.backward(w, x, world.width, 0.0, lam * discrepancy_slope(past, r))
-                towards = losses.softmax(z / tau) - losses.softmax(teacher_logits / tau)
-                return g + losses.backward(w, x, world.width, lam * tau * towards / len(x))
+                    return g + backward(w, x, world.width, 0.0, lam * discrepancy_slope(past, r))
+                towards = softmax(z / tau) - softmax(teacher_logits / tau)
+                return g + backward(w, x, world.width, lam * tau * towards / len(x))
 
             models[i], _ = world.train(theta, i, t, rate, correct)
             weight = mu * t / world.rounds if i in inherited else 0.0

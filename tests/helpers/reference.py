@@ -20,6 +20,34 @@ Vector = np.ndarray
 Correct = Callable[[Vector, Vector], Vector]  # (gradient of the loss, θ) -> gradient that is followed
 
 
+def forward(theta: Vector, x: Vector, width: int) -> tuple[Vector, Vector, Vector]:
+    """Features tanh(W₁x + b₁), logits, and W₂, of a net whose parameters lie end to end."""
+    d, h = x.shape[1], width
+    w1, b1, rest = theta[: h * d].reshape(h, d), theta[h * d : h * d + h], theta[h * d + h :]
+    c = len(rest) // (h + 1)
+    w2 = rest[: c * h].reshape(c, h)
+    a = np.tanh(x @ w1.T + b1)
+    return a, a @ w2.T + rest[c * h :], w2
+
+
+def backward(theta: Vector, x: Vector, width: int, logits: Vector | float, features: Vector | float = 0.0) -> Vector:
+    """The gradient at θ, from those at logits and features, which may be 0."""
+    a, o, w2 = forward(theta, x, width)
+    at_logits = np.zeros_like(o) + logits
+    back = (at_logits @ w2 + features) * (1 - a**2)
+    return np.concatenate([(back.T @ x).ravel(), back.sum(0), (at_logits.T @ a).ravel(), at_logits.sum(0)])
+
+
+def softmax(o: Vector) -> Vector:
+    e = np.exp(o - o.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def cross_entropy_gradient(o: Vector, y: Vector) -> Vector:
+    """The gradient of the mean cross entropy at the logits [N, C]."""
+    return (softmax(o) - np.eye(o.shape[1])[y]) / len(y)
+
+
 @dataclass
 class World:
     """The conditions: data, starting point, rounds, local training."""
@@ -61,20 +89,11 @@ class World:
             yield t, rate, draw_cohort(self.clients, size, self.seed, t).tolist()
 
     def gradient(self, theta: Vector, rows: Vector) -> Vector:
-        x, y = self.x[rows], self.y[rows]
-        d, h = x.shape[1], self.width
-        w1, b1 = theta[: h * d].reshape(h, d), theta[h * d : h * d + h]
-        rest = theta[h * d + h :]
-        c = len(rest) // (h + 1)
-        w2, b2 = rest[: c * h].reshape(c, h), rest[c * h :]
-        a = np.tanh(x @ w1.T + b1)
-        o = a @ w2.T + b2
-        e = np.exp(o - o.max(1, keepdims=True))
-        delta = e / e.sum(1, keepdims=True)
-        delta[np.arange(len(y)), y] -= 1
-        delta /= len(y)
-        back = (delta @ w2) * (1 - a**2)
-        return np.concatenate([(back.T @ x).ravel(), back.sum(0), (delta.T @ a).ravel(), delta.sum(0)])
+        at_logits = cross_entropy_gradient(self.logits(theta, rows), self.y[rows])
+        return backward(theta, self.x[rows], self.width, at_logits)
+
+    def logits(self, theta: Vector, rows: Vector) -> Vector:
+        return forward(theta, self.x[rows], self.width)[1]
 
     def loss(self, theta: Vector, client: int) -> float:
         """F_i(θ) on all training rows of a client."""
@@ -82,11 +101,7 @@ class World:
 
     def loss_on(self, theta: Vector, rows: Vector) -> float:
         """The mean cross entropy."""
-        x, y = self.x[rows], self.y[rows]
-        d, h = x.shape[1], self.width
-        w1, b1, rest = theta[: h * d].reshape(h, d), theta[h * d : h * d + h], theta[h * d + h :]
-        c = len(rest) // (h + 1)
-        o = np.tanh(x @ w1.T + b1) @ rest[: c * h].reshape(c, h).T + rest[c * h :]
+        y, o = self.y[rows], self.logits(theta, rows)
         return float(np.mean(np.log(np.exp(o).sum(1)) - o[np.arange(len(y)), y]))
 
     def reach(self, steps: int) -> float:

@@ -35,6 +35,8 @@ from fedloom.timing import Asynchronous, Buffered, Deadline, Lognormal, OverSele
 from fedloom.timing.selection import ByLoss, Oort, PowerOfChoice, Uniform, Weighted
 from helpers.federations import Shaken
 from helpers.nested import two_ends, wide_net
+from helpers.networks import Flattening
+from helpers.networks import Split as BodyAndHead
 from helpers.resuming import back_to
 from helpers.runs import leaves
 
@@ -45,18 +47,9 @@ CLOSE = 1e-9  # relative, in float64, between two orders of the same sums
 # --- models -------------------------------------------------------------------------
 
 
-class Body(nn.Module):
-    """A body and a linear head on vectors in any shape."""
-
-    def __init__(self, body: nn.Module, width: int) -> None:
-        super().__init__()
-        self.body, self.head = body, nn.Linear(width, CLASSES)
-
-    def features(self, x: Tensor) -> Tensor:
-        return self.body(x.flatten(1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.features(x))
+def with_head(body: nn.Module, width: int) -> nn.Module:
+    """The body and a linear head, on vectors in any shape."""
+    return Flattening(BodyAndHead(body, width, CLASSES))
 
 
 class Tied(nn.Module):
@@ -94,7 +87,7 @@ class Words(nn.Module):
 
 
 class Hidden(nn.Module):
-    """Counts its passes in a buffer of floats that is not stored, and counts on it."""
+    """Counts its passes in a buffer that is not stored, and whose value changes its outputs."""
 
     passes: Tensor
 
@@ -108,7 +101,7 @@ class Hidden(nn.Module):
 
 
 def tanh_layers(*after: nn.Module) -> nn.Module:
-    return Body(nn.Sequential(nn.Linear(FEATURES, 3), nn.Tanh(), *after), 3)
+    return with_head(nn.Sequential(nn.Linear(FEATURES, 3), nn.Tanh(), *after), 3)
 
 
 def frozen() -> nn.Module:
@@ -124,15 +117,15 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "batch_stats": lambda: tanh_layers(nn.BatchNorm1d(3, track_running_stats=False)),
     "layer_norm": lambda: tanh_layers(nn.LayerNorm(3)),
     "dropout": lambda: tanh_layers(nn.Dropout(0.3)),
-    "lstm": lambda: Body(Recurrent(), 3),
-    "words": lambda: Body(Words(), 3),
-    "tied": lambda: Body(Tied(), FEATURES),
+    "lstm": lambda: with_head(Recurrent(), 3),
+    "words": lambda: with_head(Words(), 3),
+    "tied": lambda: with_head(Tied(), FEATURES),
     "frozen": frozen,
     "hidden": lambda: tanh_layers(Hidden()),
     "wide": wide_net,
     "two_ends": two_ends,
     "several": lambda: Several(
-        [tanh_layers(), Body(nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh(), nn.Linear(5, 3), nn.Tanh()), 3)]
+        [tanh_layers(), with_head(nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh(), nn.Linear(5, 3), nn.Tanh()), 3)]
     ),
 }
 
@@ -538,7 +531,7 @@ class Draw:
         torch.manual_seed(7)
         teacher = None
         if self.objective in TEACHERS:
-            teacher = Body(nn.Identity() if not self.is_text else Words(), 3 if self.is_text else FEATURES)
+            teacher = with_head(nn.Identity() if not self.is_text else Words(), 3 if self.is_text else FEATURES)
             with torch.no_grad():
                 teacher.head.weight *= 3
         settings: dict[str, Any] = {
@@ -578,7 +571,7 @@ class Draw:
 
 
 class Refused(Exception):
-    """A composition that the library refuses: nothing is to compare."""
+    """A composition that the library refuses: there is nothing to compare."""
 
 
 def base(draw: Draw, **changes: Any) -> RunResult:

@@ -1,4 +1,4 @@
-"""Rules of robust aggregation as classes of ``slots``, and plain local training with them."""
+"""Rules of robust aggregation as classes of ``slots``."""
 
 from __future__ import annotations
 

@@ -11,17 +11,16 @@ from typing import Any
 import numpy as np
 
 from fedloom.base.rng import stream
-from helpers.reference import FinalState, Vector, World
-from helpers.target import backward, layers, outputs, softmax
+from helpers.reference import FinalState, Vector, World, backward, forward, softmax
 
 ENERGY = "objective.1"
 
 
 def slopes(world: World, theta: Vector, x: Vector, y: Vector) -> tuple[Vector, Vector]:
     """∇_x E and E = -o_y of each sample: the slope of o_y = W₂[y] tanh(W₁x + b₁) + b₂[y] is W₁ᵀ((1 - a²) W₂[y])."""
-    w1, b1, w2, _ = layers(world, theta)
-    a = np.tanh(x @ w1.T + b1)
-    return -((1 - a**2) * w2[y]) @ w1, -outputs(world, theta, x)[np.arange(len(y)), y]
+    a, o, w2 = forward(theta, x, world.width)
+    w1 = theta[: world.width * x.shape[1]].reshape(world.width, -1)
+    return -((1 - a**2) * w2[y]) @ w1, -o[np.arange(len(y)), y]
 
 
 def push(x: Vector, y: Vector) -> Vector:
@@ -70,16 +69,16 @@ def fedevg(
                         chain[at] = np.clip(chain[at], 0, 1)
                 after = chain[at].copy()
                 before = {"chain": before, "received": x[at], "moved": after}[labelled]
-                real, chain_logits = world.x[rows], outputs(world, theta, after)
-                logits = outputs(world, theta, real)
+                real, chain_logits = world.x[rows], forward(theta, after, world.width)[1]
+                logits = forward(theta, real, world.width)[1]
                 up, down = np.eye(classes)[world.y[rows]], np.eye(classes)[y[at]]
                 at_real = softmax(logits) - up - up + 2 * magnitude * up * logits  # cross entropy, E = -o_y, E²
                 at_chain = down + 2 * magnitude * down * chain_logits
-                at_before = lam * (softmax(outputs(world, theta, before)) - down)
+                at_before = lam * (softmax(forward(theta, before, world.width)[1]) - down)
                 return (
-                    backward(world, theta, real, at_real / len(rows))
-                    + backward(world, theta, after, at_chain / len(at))
-                    + backward(world, theta, before, at_before / len(at))
+                    backward(theta, real, world.width, at_real / len(rows))
+                    + backward(theta, after, world.width, at_chain / len(at))
+                    + backward(theta, before, world.width, at_before / len(at))
                 )
 
             start = models.get(i, world.start) if keep_models else world.start

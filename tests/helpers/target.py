@@ -13,35 +13,9 @@ import numpy as np
 
 from fedloom.base.rng import stream
 from helpers.federations import Shaken
-from helpers.reference import FinalState, Vector, World, average
+from helpers.reference import FinalState, Vector, World, average, backward, forward, softmax
 
 NOISE = Shaken().by
-
-
-def layers(world: World, theta: Vector) -> tuple[Vector, Vector, Vector, Vector]:
-    d, h = world.x.shape[1], world.width
-    rest = theta[h * (d + 1) :]
-    c = len(rest) // (h + 1)
-    return theta[: h * d].reshape(h, d), theta[h * d : h * (d + 1)], rest[: c * h].reshape(c, h), rest[c * h :]
-
-
-def outputs(world: World, theta: Vector, x: Vector) -> Vector:
-    """Logits [N, C] of the net."""
-    w1, b1, w2, b2 = layers(world, theta)
-    return np.tanh(x @ w1.T + b1) @ w2.T + b2
-
-
-def backward(world: World, theta: Vector, x: Vector, delta: Vector) -> Vector:
-    """The gradient with respect to θ from that with respect to the logits, ``delta`` [N, C]."""
-    w1, b1, w2, _ = layers(world, theta)
-    a = np.tanh(x @ w1.T + b1)
-    back = (delta @ w2) * (1 - a**2)
-    return np.concatenate([(back.T @ x).ravel(), back.sum(0), (delta.T @ a).ravel(), delta.sum(0)])
-
-
-def softmax(z: Vector) -> Vector:
-    e = np.exp(z - z.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
 
 
 @dataclass
@@ -91,9 +65,13 @@ def orders(world: World, t: int, epoch: int, size: int) -> list[Vector]:
     return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
+def logits(world: World, theta: Vector, x: Vector) -> Vector:
+    return forward(theta, x, world.width)[1]
+
+
 def cohort_logits(world: World, models: dict[int, Vector], x: Vector) -> Vector:
     """Logits [N, K, C] of the cohort."""
-    return np.stack([outputs(world, model, x) for model in models.values()], 1)
+    return np.stack([logits(world, model, x) for model in models.values()], 1)
 
 
 def fedavg_with_weights(world: World, decide: Callable[[int, dict[int, Vector]], Vector]) -> FinalState:
@@ -161,9 +139,10 @@ def feddf(
         batches = [rows for epoch in range(epochs) for rows in orders(world, t, epoch, batch_size)]
         adam = Adam(lr)
         for step, rows in enumerate(batches[:steps]):
-            student = softmax(outputs(world, theta, x[rows]) / temperature)
+            student = softmax(logits(world, theta, x[rows]) / temperature)
             delta = temperature * (student - teacher[rows]) / len(rows)
-            theta = theta - adam.step(backward(world, theta, x[rows], delta), (1 + np.cos(np.pi * step / steps)) / 2)
+            slope = backward(theta, x[rows], world.width, delta)
+            theta = theta - adam.step(slope, (1 + np.cos(np.pi * step / steps)) / 2)
     return FinalState(theta)
 
 
@@ -180,9 +159,9 @@ def fedmd(
                 public, consensus = x[subsets[-2]], scores[-1]
 
                 def slope(w: Vector, rows: Vector, public=public, consensus=consensus) -> Vector:
-                    differences = outputs(world, w, public[rows]) - consensus[rows]
+                    differences = logits(world, w, public[rows]) - consensus[rows]
                     of_each = np.sign(differences) if distance == "absolute" else 2 * differences
-                    return backward(world, w, public[rows], lam * of_each / differences.size)
+                    return backward(w, public[rows], world.width, lam * of_each / differences.size)
 
                 draws = stream(world.seed, "objective.1", t, i)
                 orders = [draws.permutation(len(public)) for _ in range(epochs)]
@@ -190,7 +169,7 @@ def fedmd(
                 models[i] = world.descend(models[i], rows, rate, lambda g, w: g, slope)
             models[i], _ = world.train(models[i], i, t, rate)  # revisit
         if subsets:
-            scores.append(np.mean([outputs(world, models[i], x[subsets[-1]]) for i in cohort], axis=0))
+            scores.append(np.mean([logits(world, models[i], x[subsets[-1]]) for i in cohort], axis=0))
         subsets.append(stream(world.seed, "public inputs", t).permutation(len(x))[:size])
     states = {"inputs": x[subsets[-2]], "scores": scores[-1], "next": x[subsets[-1]]}
     return FinalState(world.start, models, {f"server/objective.1/{name}": value for name, value in states.items()})

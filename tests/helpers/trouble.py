@@ -60,7 +60,7 @@ def guarded_net(act: Callable[[], None]) -> Callable[[], nn.Module]:
     return lambda: Guarded(tanh_net(), act)
 
 
-def suicide(times: int, diary: Path) -> Callable[[], None]:
+def worker_death(times: int, diary: Path) -> Callable[[], None]:
     """Kill the current process (never the test's own) the first so many times it is called, by anyone."""
     test_process = os.getpid()
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.losses import forward as through
-from helpers.losses import softmax
+from helpers.reference import forward as through
+from helpers.reference import softmax
 from helpers.runs import assert_same_run, experiment, go, theta
 
 from fedloom.base.errors import ConfigError

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers.losses import softmax
+from helpers.reference import softmax
 from torch import nn
 
 import fedloom as fl

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers.target import Adam, softmax
+from helpers.reference import softmax
+from helpers.target import Adam
 from torch import nn
 
 import fedloom as fl
