@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from helpers.federations import CLASSES, FEATURES, SIZES, Shaken, classes
 from helpers.marks import KINDS, exhaustive
-from helpers.networks import IMAGE, Split, fixed, images, tanh_net
+from helpers.networks import IMAGE, BodyAndHead, fixed, images, tanh_net
 from helpers.runs import LIVE, assert_same_run, experiment, go, theta
 from torch import Tensor, nn
 
@@ -128,7 +128,7 @@ def test_other_steps_are_taken_together(
     first = [nn.Dropout(dropout)] if dropout else []
     conditions = {
         "federation": classes(sizes), "local": replace(LOCALS["plain"], **changes), "rounds": 2,
-        "model": lambda: fixed(Split(nn.Sequential(*first, nn.Linear(FEATURES, 5), nn.Tanh()), 5)),
+        "model": lambda: fixed(BodyAndHead(nn.Sequential(*first, nn.Linear(FEATURES, 5), nn.Tanh()), 5)),
     }  # fmt: skip
     names = [name for name in names if name != "feddyn" or len({*sizes}) == 1]
     live = [go(name, **conditions) for name in names]

@@ -10,7 +10,7 @@ import pytest
 from helpers.federations import CLASSES, FEATURES, classes
 from helpers.marks import kinds
 from helpers.nested import two_ends
-from helpers.networks import Split, fixed
+from helpers.networks import BodyAndHead, fixed
 from helpers.runs import assert_same_run, assert_same_state, experiment
 from torch import nn
 
@@ -35,7 +35,7 @@ CASES = [
 ]
 
 
-class Spare(Split):
+class Spare(BodyAndHead):
     """A layer between those that are used, and one after them."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.networks import Split, fixed
+from helpers.networks import BodyAndHead, fixed
 from torch import Tensor, nn
 
 from fedloom.core.context import NO_ROUND, Batch
@@ -219,7 +219,7 @@ def test_explicit_weights_where_a_method_or_many_samples_need_them() -> None:
     assert subspace.layer_in_basis(*single_step, batches()[0].x) is None
     assert subspace.layer_in_basis(*single_step, batches()[0].x, together=True) is not None
     assert subspace.layer_in_basis(plan, net, batches(5)[0].x.float()) is None
-    head = fixed(Split(nn.Flatten(), 100))
+    head = fixed(BodyAndHead(nn.Flatten(), 100))
     plan, net = planned(head, Method("a", (CrossEntropy(),), adaptation=Featured(steps=2)))
     assert subspace.layer_in_basis(plan, net, batches()[0].x) is None
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.federations import SIZES, classes
-from helpers.networks import Split as Net
+from helpers.networks import BodyAndHead as Net
 from helpers.networks import fixed, tanh_net
 from helpers.runs import assert_same_run, experiment, theta
 from torch import nn

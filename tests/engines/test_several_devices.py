@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from helpers.federations import FEATURES, classes
 from helpers.marks import exhaustive
-from helpers.networks import Split, fixed
+from helpers.networks import BodyAndHead, fixed
 from helpers.runs import assert_same_run, experiment, go
 from torch import nn
 
@@ -30,7 +30,7 @@ def _pretended(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def with_dropout() -> nn.Module:
-    return fixed(Split(nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh(), nn.Dropout(0.5)), 5))
+    return fixed(BodyAndHead(nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh(), nn.Dropout(0.5)), 5))
 
 
 def on(*devices: str, **settings: Any) -> Any:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedloom.base.rng import stream
 from helpers.federations import CLASSES, FEATURES
-from helpers.networks import Split, fixed, tanh_net
+from helpers.networks import BodyAndHead, fixed, tanh_net
 from helpers.reference import FinalState, Vector, World, cross_entropy_gradient
 
 NEAR, FAR, UNITS = 3, 2, 4  # units before and after the exit; units of the net that is cut by width
@@ -37,7 +37,7 @@ class ExitHead(nn.Module):
         return self.head(self.pool(x))
 
 
-class TwoEnds(Split):
+class TwoEnds(BodyAndHead):
     """A net on vectors with an early exit."""
 
     def __init__(self) -> None:

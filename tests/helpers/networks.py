@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from helpers.federations import CLASSES, FEATURES
 
 
-class Split(nn.Module):
+class BodyAndHead(nn.Module):
     """A body and a linear head."""
 
     def __init__(self, body: nn.Module, width: int, classes: int = CLASSES) -> None:
@@ -37,10 +37,10 @@ def fixed(module: nn.Module, seed: int = 0, scale: float = 0.5) -> nn.Module:
 
 def tanh_net(width: int = 3, seed: int = 0) -> nn.Module:
     """Linear, tanh, linear: the model whose gradients the oracles derive by hand."""
-    return fixed(Split(nn.Sequential(nn.Linear(FEATURES, width), nn.Tanh()), width), seed)
+    return fixed(BodyAndHead(nn.Sequential(nn.Linear(FEATURES, width), nn.Tanh()), width), seed)
 
 
-class Flattening(Split):
+class Flattening(BodyAndHead):
     """A net on vectors that takes them in any shape, with the same parameters under the same names."""
 
     def __init__(self, net: nn.Module) -> None:
@@ -69,7 +69,7 @@ def headless() -> nn.Module:
 
 def linear_layers() -> nn.Module:
     """Two linear layers, body and head, with nothing between that could stop an overflow."""
-    return fixed(Split(nn.Linear(FEATURES, 3), 3))
+    return fixed(BodyAndHead(nn.Linear(FEATURES, 3), 3))
 
 
 def line(features: int) -> Callable[[], nn.Module]:
@@ -89,7 +89,7 @@ def images(norm: str = "none", dropout: float = 0.0) -> Callable[[], nn.Module]:
     def make() -> nn.Module:
         norms = {"none": nn.Identity(), "batch": nn.BatchNorm2d(4), "group": nn.GroupNorm(2, 4)}
         layers = [nn.Conv2d(2, 4, 3, padding=1), norms[norm], nn.ReLU(), nn.Conv2d(4, 2, 3), nn.Flatten()]
-        return Split(nn.Sequential(*layers, nn.Dropout(dropout)), 18)
+        return BodyAndHead(nn.Sequential(*layers, nn.Dropout(dropout)), 18)
 
     return make
 

@@ -35,8 +35,7 @@ from fedloom.timing import Asynchronous, Buffered, Deadline, Lognormal, OverSele
 from fedloom.timing.selection import ByLoss, Oort, PowerOfChoice, Uniform, Weighted
 from helpers.federations import Shaken
 from helpers.nested import two_ends, wide_net
-from helpers.networks import Flattening
-from helpers.networks import Split as BodyAndHead
+from helpers.networks import BodyAndHead, Flattening
 from helpers.resuming import back_to
 from helpers.runs import leaves
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.federations import FEATURES, classes
-from helpers.networks import Split, fixed
+from helpers.networks import BodyAndHead, fixed
 from helpers.runs import experiment, go, theta
 from torch import nn
 
@@ -201,7 +201,7 @@ def test_the_inner_gradient_is_the_same_inside_and_outside_of_a_transform(second
 def normalised() -> nn.Module:
     """Two layers of batch normalisation: each overwrites statistics of its own in every forward pass."""
     layers = [nn.Linear(FEATURES, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Tanh()]
-    return fixed(Split(nn.Sequential(*layers), 4))
+    return fixed(BodyAndHead(nn.Sequential(*layers), 4))
 
 
 @pytest.mark.parametrize("part", [Maml(0.3, 2), Prototypes()], ids=repr)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers.federations import CLASSES, FEATURES, classes
 from helpers.marks import kinds
-from helpers.networks import Split, fixed, tanh_net
+from helpers.networks import BodyAndHead, fixed, tanh_net
 from helpers.runs import assert_same_run, assert_same_state, experiment, go, theta
 from torch import Tensor, nn
 
@@ -50,12 +50,12 @@ def renamed(seed: int = 5) -> Federation:
 
 
 def dropping(p: float) -> nn.Module:
-    return fixed(Split(nn.Sequential(nn.Linear(FEATURES, 6), nn.Tanh(), nn.Dropout(p)), 6))
+    return fixed(BodyAndHead(nn.Sequential(nn.Linear(FEATURES, 6), nn.Tanh(), nn.Dropout(p)), 6))
 
 
 def counting() -> nn.Module:
     """A net with batch normalisation, whose buffers are statistics."""
-    return fixed(Split(nn.Sequential(nn.Linear(FEATURES, 5), nn.BatchNorm1d(5), nn.Tanh()), 5))
+    return fixed(BodyAndHead(nn.Sequential(nn.Linear(FEATURES, 5), nn.BatchNorm1d(5), nn.Tanh()), 5))
 
 
 @pytest.mark.parametrize("part", LEARNT, ids=repr)
@@ -147,7 +147,7 @@ def test_no_forward_pass_grows_with_a_client(part: Adaptation, monkeypatch: pyte
     """Evaluation and a policy's losses go through large clients in pieces, and come to the same."""
     batch_sizes: list[int] = []
 
-    class Watched(Split):
+    class Watched(BodyAndHead):
         def features(self, x: Tensor) -> Tensor:
             batch_sizes.append(len(x))
             return super().features(x)

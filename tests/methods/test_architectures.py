@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.federations import CLASSES, FEATURES, classes
-from helpers.networks import Split as Net
+from helpers.networks import BodyAndHead as Net
 from helpers.networks import fixed, tanh_net
 from helpers.runs import GENTLE, assert_same_state, experiment, go
 from torch import Tensor, nn

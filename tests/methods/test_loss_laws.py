@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from helpers.federations import Shaken, as_images, classes
+from helpers.networks import BodyAndHead as Net
 from helpers.networks import Flattening, fixed, tanh_net, teacher_net
-from helpers.networks import Split as Net
 from helpers.runs import assert_same_run, experiment, go, leaves, theta
 from torch import nn
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.federations import classes
-from helpers.networks import Split
+from helpers.networks import BodyAndHead
 from helpers.runs import go, theta
 from torch import Tensor, nn
 
@@ -35,7 +35,7 @@ LOCAL = Local(epochs=2, batch_size=4, lr=0.2, momentum=0.8, weight_decay=0.01, c
 
 def random_net() -> nn.Module:
     """A net that PyTorch initialises as it likes."""
-    return Split(nn.Sequential(nn.Linear(4, 3), nn.Tanh()), 3)
+    return BodyAndHead(nn.Sequential(nn.Linear(4, 3), nn.Tanh()), 3)
 
 
 def same(a: Method | str, b: Method | str, **changes: Any) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.federations import FEATURES, classes
-from helpers.networks import Split, fixed, tanh_net, with_norm
+from helpers.networks import BodyAndHead, fixed, tanh_net, with_norm
 from helpers.resuming import back_to
 from helpers.runs import assert_same_run, experiment, go, leaves, theta
 from torch import Tensor, nn
@@ -39,7 +39,7 @@ def batch_normed() -> nn.Module:
 
 def at_inputs() -> nn.Module:
     """A net whose batch statistics are of its inputs, whatever its parameters."""
-    return fixed(Split(nn.Sequential(nn.BatchNorm1d(FEATURES), nn.Tanh()), FEATURES))
+    return fixed(BodyAndHead(nn.Sequential(nn.BatchNorm1d(FEATURES), nn.Tanh()), FEATURES))
 
 
 def federation() -> Federation:

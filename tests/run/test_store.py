@@ -18,7 +18,7 @@ import torch
 from helpers.deaths import assert_same_contents, child, contents, indices
 from helpers.federations import SIZES, classes
 from helpers.marks import kinds
-from helpers.networks import Split, fixed
+from helpers.networks import BodyAndHead, fixed
 from helpers.runs import QUIET, assert_same_run, assert_same_state, experiment, leaves
 from helpers.stored import ROUNDS, STATEFUL, files, full_contents, numbers, places, referenced_files, work
 from torch import nn
@@ -456,7 +456,7 @@ def test_impossible_choices_are_refused() -> None:
 
 def wide(width: int = 16_000) -> nn.Module:
     """A megabyte of parameters in float64."""
-    return fixed(Split(nn.Sequential(nn.Linear(4, width), nn.Tanh()), width))
+    return fixed(BodyAndHead(nn.Sequential(nn.Linear(4, width), nn.Tanh()), width))
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.federations import CLASSES, classes, federation
-from helpers.networks import Split, tanh_net, with_norm
+from helpers.networks import BodyAndHead, tanh_net, with_norm
 from helpers.runs import assert_same_state, experiment, go
 from torch import Tensor, nn
 
@@ -143,7 +143,7 @@ def test_statistics_are_counted_and_absent_clients_receive_the_body() -> None:
     assert sum(torch.equal(theta[BODY:], start[BODY:]) for theta in thetas) == 2
 
 
-class HeadFirst(Split):
+class HeadFirst(BodyAndHead):
     """A net whose head is registered before its body."""
 
     def __init__(self) -> None:
