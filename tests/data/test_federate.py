@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.counting import calls
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedloom.base.errors import ConfigError, DataError
@@ -27,7 +27,6 @@ def rows(federation: Federation) -> np.ndarray:
     return np.concatenate([s.index.rows for s in (federation.train, federation.validation, federation.held_out)])
 
 
-@settings(max_examples=40, deadline=2000)
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=20), st.floats(0, 0.4), st.floats(0, 0.5), st.integers(0, 99))
 def test_splits_are_disjoint_stratified_and_leave_something_to_train_on(
     sizes: list[int], validation: float, held_out: float, seed: int

@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from helpers.counting import calls
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedloom.base.errors import ConfigError, DataError
@@ -34,7 +34,6 @@ KINDS = [
     DirichletBalanced(0.2),
     DirichletBalanced(0.5, 0.8),
 ]
-QUICK = settings(max_examples=40, deadline=2000)
 
 
 @st.composite
@@ -49,7 +48,6 @@ def problems(draw: st.DrawFn) -> tuple[np.ndarray, int, int]:
 
 
 @pytest.mark.parametrize("partition", KINDS, ids=lambda p: p.name)
-@QUICK
 @given(problem=problems())
 def test_each_sample_sits_at_exactly_one_client_or_it_is_refused(
     partition: Partition, problem: tuple[np.ndarray, int, int]
@@ -75,7 +73,6 @@ def test_another_seed_is_another_partition(partition: Partition) -> None:
     assert not np.array_equal(first.rows, other.rows)
 
 
-@QUICK
 @given(problems(), st.integers(1, 4))
 def test_pathological_clients_see_exactly_k_classes_dealt_evenly(problem: tuple[np.ndarray, int, int], k: int) -> None:
     labels, clients, seed = problem
