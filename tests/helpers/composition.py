@@ -287,8 +287,8 @@ def train(world: World, rules: Rules) -> tuple[Vector, dict[str, Any]]:
         weights = mixing.weights(t, who, losses, updates)
         p = weights / weights.sum()
         delta = mixing.combine(p, who, losses, updates, lr)
-        long = np.linalg.norm(p @ updates)
-        rescaled = updates * (np.linalg.norm(delta) / long if long else 1.0)
+        length = np.linalg.norm(p @ updates)
+        rescaled = updates * (np.linalg.norm(delta) / length if length else 1.0)
         delta = drift.correct(delta, visits, p)
         theta = theta - server.step(delta, p, rescaled * drift.stretch(visits, p))
     return theta, {"drift": drift, "personal": personal, "server": server}

@@ -22,7 +22,8 @@ from helpers.nested import flat
 from helpers.networks import fixed
 from helpers.reference import FinalState, Vector, World, average, backward, forward
 
-# From this start the linear judge finds huge samples false; those that it finds true would teach it nothing.
+# From this start the linear discriminator takes huge samples for generated ones; if it took them for real, it would
+# learn nothing from them.
 WIDTH, SEED, SCALE = 3, 1, 0.2
 
 
@@ -55,7 +56,7 @@ class DenseVAE(nn.Module):
 
 
 class DenseGAN(nn.Module):
-    """Makes and judges vectors."""
+    """Generates and discriminates vectors."""
 
     def __init__(self, latent: int, act: nn.Module) -> None:
         super().__init__()
@@ -150,12 +151,13 @@ def fedcgan(world: World, latent: int = 100, labels: str = "own", speed: float =
     def gradient(w: Vector, rows: Vector, draws: np.random.Generator) -> Vector:
         z, y = draws.normal(size=(len(rows), latent)), world.y[rows]
         y = y if labels == "own" else draws.integers(CLASSES, size=len(rows))
-        maker, judge, h = w[:cut], w[cut:], with_labels(z / sqrt(latent), y)
-        real, fake = with_labels(world.x[rows], world.y[rows]), with_labels(outputs(maker, h), y)
-        of_real, of_fake = outputs(judge, real), outputs(judge, fake)
-        at_judge = backward(judge, real, WIDTH, -sigmoid(-of_real)) + backward(judge, fake, WIDTH, sigmoid(of_fake))
-        at_maker = speed * backward(maker, h, WIDTH, input_gradient(judge, fake, -sigmoid(-of_fake)))
-        return np.concatenate([at_maker, at_judge]) / len(rows)
+        generator, discriminator, h = w[:cut], w[cut:], with_labels(z / sqrt(latent), y)
+        real, fake = with_labels(world.x[rows], world.y[rows]), with_labels(outputs(generator, h), y)
+        of_real, of_fake = outputs(discriminator, real), outputs(discriminator, fake)
+        at_discriminator = backward(discriminator, real, WIDTH, -sigmoid(-of_real))
+        at_discriminator = at_discriminator + backward(discriminator, fake, WIDTH, sigmoid(of_fake))
+        at_generator = speed * backward(generator, h, WIDTH, input_gradient(discriminator, fake, -sigmoid(-of_fake)))
+        return np.concatenate([at_generator, at_discriminator]) / len(rows)
 
     return fedavg_along(world, flat(fixed(DenseGAN(latent, nn.Tanh()), SEED, SCALE)), gradient)
 

@@ -305,8 +305,8 @@ def symmetric_kl_gradient(o: Vector, o_other: Vector, tau: float) -> Vector:
 def views(world: World, rows: Vector, t: int, client: int, step: int) -> tuple[Vector, Vector]:
     """Both augmentations of a mini-batch: what is drawn is data."""
     x = world.x[rows]
-    draws = (rng.stream(world.seed, "augment", t, client, step, view) for view in (0, 1))
-    first, second = (x + draw.normal(scale=Shaken().by, size=x.shape) for draw in draws)
+    streams = (rng.stream(world.seed, "augment", t, client, step, view) for view in (0, 1))
+    first, second = (x + draw.normal(scale=Shaken().by, size=x.shape) for draw in streams)
     return first, second
 
 

@@ -122,10 +122,10 @@ def superfed(world: World, mu: float, nu: float, start: int, layers: bool) -> Fi
                 continue
             at = np.repeat(lams, sizes) if layers else lams[0]
             g = world.gradient((1 - at) * w + at * v, rows)
-            long_w, long_v = np.linalg.norm(w), np.linalg.norm(v)
-            cosine = w @ v / (long_w * long_v)
-            turn_w = 2 * nu * cosine * (v / (long_w * long_v) - cosine * w / long_w**2)
-            turn_v = 2 * nu * cosine * (w / (long_w * long_v) - cosine * v / long_v**2)
+            norm_w, norm_v = np.linalg.norm(w), np.linalg.norm(v)
+            cosine = w @ v / (norm_w * norm_v)
+            turn_w = 2 * nu * cosine * (v / (norm_w * norm_v) - cosine * w / norm_w**2)
+            turn_v = 2 * nu * cosine * (w / (norm_w * norm_v) - cosine * v / norm_v**2)
             w, v = pace.step({"w": (w, (1 - at) * g + near + turn_w), "v": (v, at * g + turn_v)})
         return w, v
 
@@ -283,14 +283,14 @@ def fedfomo(world: World, models: int | None = None, explore: float = 0.3) -> Fi
         for i in sorted(cohort):
             rows, before = world.federation.train.index[i], private[i]
             ranking = sorted((n for n in cohort if n != i), key=lambda n, i=i: (-affinity[i, n], n))
-            heard = [i, *ranking[:models]]
-            steep = [
+            senders = [i, *ranking[:models]]
+            slopes = [
                 max(0.0, (world.loss_on(before, rows) - world.loss_on(new[n], rows)) / np.linalg.norm(new[n] - before))
-                for n in heard
+                for n in senders
             ]
-            affinity[i, heard] += steep
-            steep = steep if sum(steep) else [1.0] + [0.0] * (len(heard) - 1)
-            mixed[i] = sum(s * new[n] for s, n in zip(steep, heard, strict=True)) / sum(steep)
+            affinity[i, senders] += slopes
+            slopes = slopes if sum(slopes) else [1.0] + [0.0] * (len(senders) - 1)
+            mixed[i] = sum(s * new[n] for s, n in zip(slopes, senders, strict=True)) / sum(slopes)
         for i, theta in mixed.items():
             private[i] = theta
     return FinalState(np.mean(private, axis=0))

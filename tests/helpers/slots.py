@@ -429,5 +429,5 @@ class Exp(Server):
     eps = 0.01
 
     def step(self, delta: Vector, p: Vector, updates: Vector) -> Vector:
-        long = p @ np.sum(updates**2, axis=1)
-        return max(1.0, long / (2 * (np.sum(delta**2) + self.eps))) * delta
+        squared_length = p @ np.sum(updates**2, axis=1)
+        return max(1.0, squared_length / (2 * (np.sum(delta**2) + self.eps))) * delta

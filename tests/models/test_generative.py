@@ -114,9 +114,9 @@ def test_energy_gradients_of_many_clients_at_once(name: str) -> None:
     def energy(p: dict[str, Tensor], x: Tensor) -> Tensor:
         return -functional_call(nets[0], p, (x,)).gather(1, y[:, None]).sum()
 
-    together = vmap(grad(energy, argnums=1), in_dims=(0, None))(params, x)
+    gradients = vmap(grad(energy, argnums=1), in_dims=(0, None))(params, x)
     for k, net in enumerate(nets):
-        torch.testing.assert_close(together[k], grad(lambda x, net=net: -net(x).gather(1, y[:, None]).sum())(x))
+        torch.testing.assert_close(gradients[k], grad(lambda x, net=net: -net(x).gather(1, y[:, None]).sum())(x))
 
 
 GENERATIVE = [ConditionalVAE, ConditionalGAN]
@@ -200,13 +200,15 @@ def test_sides_are_halved_until_none_is_above_eight() -> None:
 def test_labels_matter_and_samples_do_not_mix(kind: type) -> None:
     torch.manual_seed(0)
     net = kind(4, (1, 8, 8), 6, width=8)
-    write, read = (net.decoder, net.encoder) if kind is ConditionalVAE else (net.generator, net.discriminator)
+    from_latent, from_image = (
+        (net.decoder, net.encoder) if kind is ConditionalVAE else (net.generator, net.discriminator)
+    )
     z, x = torch.randn(1, 6).repeat(4, 1), torch.rand(1, 1, 8, 8).repeat(4, 1, 1, 1)
-    for half, inputs in ((write, z), (read, x)):
+    for half, inputs in ((from_latent, z), (from_image, x)):
         out, again = half(inputs, torch.arange(4)).detach(), half(inputs[:1], torch.arange(1)).detach()
         assert all(float((out[a] - out[b]).abs().max()) > 1e-4 for a in range(4) for b in range(a))
         torch.testing.assert_close(out[:1], again)
-    torch.testing.assert_close(write(z), write(z, torch.zeros(4, dtype=torch.int64)))
+    torch.testing.assert_close(from_latent(z), from_latent(z, torch.zeros(4, dtype=torch.int64)))
 
 
 @pytest.mark.parametrize("kind", GENERATIVE)
@@ -222,11 +224,11 @@ def test_generators_run_for_many_clients_at_once(kind: type) -> None:
         inputs = x if kind is ConditionalVAE else z
         return functional_call(nets[0], p, (inputs, y)).square().sum()
 
-    together = vmap(grad(loss))(params, x, z, y)
+    gradients = vmap(grad(loss))(params, x, z, y)
     for k, net in enumerate(nets):
         alone = grad(loss)({n: p.detach() for n, p in net.named_parameters()}, x[k], z[k], y[k])
         for name, value in alone.items():
-            torch.testing.assert_close(together[name][k], value)
+            torch.testing.assert_close(gradients[name][k], value)
 
 
 def test_either_half_runs_with_other_parameters() -> None:
@@ -313,22 +315,22 @@ def test_an_adversarial_pair_learns_from_both_sides() -> None:
     torch.manual_seed(0)
     x, y = digits()
     net = ConditionalGAN(10, (1, 8, 8), 8, width=16)
-    judge = torch.optim.Adam(net.discriminator.parameters(), 1e-3)
-    maker = torch.optim.Adam(net.generator.parameters(), 1e-3)
-    judge_losses, maker_losses = [], []
+    discriminator_adam = torch.optim.Adam(net.discriminator.parameters(), 1e-3)
+    generator_adam = torch.optim.Adam(net.generator.parameters(), 1e-3)
+    discriminator_losses, generator_losses = [], []
     for _ in range(60):
         rows, z = torch.randint(len(x), (64,)), torch.randn(64, 8)
         loss = nn.functional.softplus(-net.discriminate(x[rows], y[rows])) + nn.functional.softplus(net(z, y[rows]))
-        judge.zero_grad()
+        discriminator_adam.zero_grad()
         loss.mean().backward()
-        judge.step()
-        judge_losses.append(float(loss.detach().mean()))
+        discriminator_adam.step()
+        discriminator_losses.append(float(loss.detach().mean()))
     for _ in range(60):
         rows, z = torch.randint(len(x), (64,)), torch.randn(64, 8)
         loss = nn.functional.softplus(-net(z, y[rows])).mean()
-        maker.zero_grad()
+        generator_adam.zero_grad()
         loss.backward()
-        maker.step()
-        maker_losses.append(float(loss.detach()))
-    assert judge_losses[-1] < 0.5 < judge_losses[0]  # 2 log 2 if it knew nothing
-    assert maker_losses[-1] < 0.5 * maker_losses[0]
+        generator_adam.step()
+        generator_losses.append(float(loss.detach()))
+    assert discriminator_losses[-1] < 0.5 < discriminator_losses[0]  # 2 log 2 if it knew nothing
+    assert generator_losses[-1] < 0.5 * generator_losses[0]
