@@ -12,6 +12,7 @@ from torch import Tensor
 
 import fedloom as fl
 from fedloom.base.errors import ConfigError
+from fedloom.parts.objectives.guidance import guided
 from fedloom_apps import distill
 from fedloom_apps.distill import Distiller, Guide, ce, disk, distillers, fitnet, kd, semckd, simkd, simkd_disk, task
 from fedloom_apps.distill.methods import Labels, Response, SelectiveResponse
@@ -102,8 +103,6 @@ def test_a_warm_start_says_how_many_passes_it_made(passes: str, vectors: Problem
 
 def test_full_help_on_all_classes_frees_the_student_of_easy_answers():
     """With g = 1 the loss is -ττ_s Σ t log(1 + s): never positive, and 0 for no answer at all."""
-    from fedloom.parts.objectives.guidance import guided
-
     student, teacher = torch.randn(9, 4, dtype=torch.float64), torch.randn(9, 4, dtype=torch.float64)
     full_help = guided(student, teacher, torch.ones(9, dtype=torch.float64), 4.0, 2.0, 4)
     without_help = guided(student, teacher, torch.zeros(9, dtype=torch.float64), 4.0, 2.0, 4)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedloom_apps.distill import FeatureTap, SGDConfig, disk, fitnet, kd, semckd, simkd
 from fedloom_apps.distill.learner import make_learner
-from fedloom_apps.distill.method import GuideNet, NetworkPair, Outputs
+from fedloom_apps.distill.method import GuideNet, NetworkPair, Outputs, Sizes
 from fedloom_apps.distill.methods import (
     AttentionLayers,
     Hint,
@@ -173,9 +173,7 @@ def test_attention(pair: NetworkPair):
     close(term.loss(pair, layers), 2 * expected / 2)
 
 
-def sizes(outputs: Outputs):
-    from fedloom_apps.distill.method import Sizes
-
+def sizes(outputs: Outputs) -> Sizes:
     maps = tuple((m.shape[1], m.shape[2], m.shape[3]) for m in outputs.maps)
     return Sizes(outputs.logits.shape[1], outputs.features.shape[1], maps, pooled=False)
 

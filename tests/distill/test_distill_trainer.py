@@ -8,6 +8,7 @@ import shutil
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,17 @@ from helpers.marks import kinds
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from fedloom import methods
 from fedloom.base.errors import CheckpointError, ClientError, ConfigError
 from fedloom.data import federate
 from fedloom.experiment.callbacks import Callback
+from fedloom.experiment.experiment import Experiment
+from fedloom.experiment.federated import run as run_federated
+from fedloom.models import models
 from fedloom_apps import distill
 from fedloom_apps.distill import (
     Distiller,
+    DistillExperiment,
     SGDConfig,
     Splits,
     ce,
@@ -361,14 +367,6 @@ def test_augmented_images_are_shown_to_both(images: Problem):
 
 
 def test_a_teacher_may_be_a_federated_run_or_one_of_distillation(digits: Splits, tmp_path: Path):
-    from functools import partial
-
-    from fedloom import methods
-    from fedloom.experiment.experiment import Experiment
-    from fedloom.experiment.federated import run
-    from fedloom.models import models
-    from fedloom_apps.distill import DistillExperiment
-
     make = partial(models.make, "mlp", classes=10, inputs=(1, 8, 8))
     model_config = {"name": "mlp", "hidden": [16]}
     federated = Experiment(
@@ -378,7 +376,7 @@ def test_a_teacher_may_be_a_federated_run_or_one_of_distillation(digits: Splits,
         rounds=1,
         config={"model": model_config},
     )
-    run(federated, tmp_path / "federated")
+    run_federated(federated, tmp_path / "federated")
     central = {"command": "distill", "method": {"name": "ce"}, "model": model_config}
     distill.run(
         DistillExperiment(ce(), digits, partial(make, hidden=(16,)), epochs=1, config=central),
@@ -418,11 +416,6 @@ def test_a_loss_that_is_no_number_ends_the_run(vectors: Problem, tmp_path: Path)
 
 @pytest.mark.exhaustive
 def test_a_student_learns_digits_from_a_teacher(digits: Splits):
-    from functools import partial
-
-    from fedloom.models import models
-    from fedloom_apps.distill import DistillExperiment
-
     make = partial(models.make, "mlp", classes=10, inputs=(1, 8, 8))
     training = SGDConfig(batch_size=50, lr=0.05, clip=10.0)
     teacher = distill.run(

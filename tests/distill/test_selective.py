@@ -234,7 +234,7 @@ def test_a_dear_budget_shuts_the_guide_and_a_cheap_one_opens_it() -> None:
     assert dear.max() < 0.5
 
 
-def test_the_teacher_stays_as_it_is_and_is_asked_once_more_for_the_guide() -> None:
+def test_the_guide_leaves_the_teacher_as_it_is() -> None:
     teacher = teacher_net()
     before = {name: value.clone() for name, value in teacher.state_dict().items()}
     run(experiment("disk", teacher=teacher, rounds=2))

@@ -175,12 +175,15 @@ def test_private_models_never_travel(name: str) -> None:
 
 @pytest.mark.parametrize("name", PAIRED)
 def test_what_is_deployed(name: str) -> None:
-    """Clients that took part deploy their mixture, others the shared model; the table says which λ."""
+    """Clients that took part deploy a mixture, the others the shared model; records of SuPerFed tell λ."""
     result = go(
         name, local=LOCAL, cohort=2, rounds=2, seed=5, evaluation=Evaluation(what=("clients",), metrics=("accuracy",))
     )
     participants = {client for client, _ in result.snapshot.store}
     assert 0 < len(participants) < 6
+    for client in range(6):
+        deployed_model = torch.cat([p.detach().flatten() for p in result.trained.client(client).module.parameters()])
+        assert torch.equal(deployed_model, result.snapshot.server.theta) == (client not in participants)
     record = result.history[-1]
     assert 0 <= record["clients/accuracy/mean"] <= 1
     if name.startswith("superfed"):

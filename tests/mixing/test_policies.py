@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 import torch
 from helpers.fair import doubly_robust, linearised_gradient
+from helpers.federations import SIZES
 from helpers.rounds import round_info
 from helpers.runs import assert_same_state, experiment, go, theta
 from scipy.optimize import minimize
 
 from fedloom.base.errors import ConfigError
+from fedloom.compute.live import Live
 from fedloom.core.context import RoundInfo
 from fedloom.core.local import Local, draw_cohort
 from fedloom.core.method import Method
@@ -125,8 +127,6 @@ def test_extreme_losses_never_give_nan(policy: Mixing, extreme: float) -> None:
 
 @pytest.mark.parametrize("name", ["q_ffl", "term", "afl", "aaggff_s", "aaggff_d"])
 def test_a_loss_that_is_not_finite_is_named_and_left_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedloom.compute.live import Live
-
     original = Live._loss_of_received
     lost = {2: float("inf")}
     monkeypatch.setattr(Live, "_loss_of_received", lambda self, d, c, h: lost.get(c, original(self, d, c, h)))
@@ -238,8 +238,6 @@ def test_q_zero_and_no_tilt_are_fedavg_to_the_last_round() -> None:
 
 
 def test_fixed_weights_of_the_samples_are_fedavg() -> None:
-    from helpers.federations import SIZES
-
     method = Method("fixed", (CrossEntropy(),), mixing=Fixed(tuple(3.0 * n for n in SIZES)))
     np.testing.assert_allclose(theta(go(method, cohort=4)), theta(go(fedavg(), cohort=4)), atol=1e-12)
 

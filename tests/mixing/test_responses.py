@@ -26,19 +26,19 @@ FAIR = ("afl", "q_ffl", "term", "aaggff_s", "aaggff_d")
 FULL_BATCH = Local(steps=1, batch_size=0, lr=0.2)
 
 
-def losses(name: str, federation: Federation, **changes: Any) -> list[float]:
-    """What a policy saw: the first round's mixture of losses, before any training."""
+def mean_response(name: str, federation: Federation, **changes: Any) -> float:
+    """The mixture of the losses that a policy reads in the first round, before any training."""
     method = make(name, response="validation")
     record = go(method, federation=federation, rounds=1, local=FULL_BATCH, **changes).history[0]
-    return [record["mixing/held_out_objective"]]
+    return record["mixing/held_out_objective"]
 
 
 @pytest.mark.parametrize("name", FAIR)
 def test_responses_on_validation_samples_never_touch_training_samples(name: str) -> None:
     """Other training samples change no response, other validation samples do; local work sees the former alone."""
-    usual = losses(name, with_validation())
-    assert losses(name, with_validation(moved_client=3)) == usual
-    assert losses(name, with_validation(shift=0.5)) != usual
+    usual = mean_response(name, with_validation())
+    assert mean_response(name, with_validation(moved_client=3)) == usual
+    assert mean_response(name, with_validation(shift=0.5)) != usual
     moved = [theta(go(make(name), federation=with_validation(shift), local=FULL_BATCH)) for shift in (0.0, 0.5)]
     assert np.array_equal(*moved), "response=train reads no validation sample"
 

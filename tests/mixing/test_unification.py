@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
+from fedloom.compute.live import Live
 from fedloom.core.method import Method
 from fedloom.core.parts import Mixing
 from fedloom.core.simplex import exponentiated
@@ -96,8 +97,6 @@ def test_a_shift_of_all_responses_changes_nothing(seed: int, shift: float) -> No
 
 @pytest.mark.parametrize("part", [Proportional(), TERM(-2.0)], ids=str)
 def test_a_loss_that_is_not_finite_is_named_and_left_out(part: Mixing, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedloom.compute.live import Live
-
     original: Any = Live._loss_of_received
     lost = {1: float("nan"), 2: float("inf")}
     monkeypatch.setattr(Live, "_loss_of_received", lambda self, d, c, h: lost.get(c, original(self, d, c, h)))
