@@ -236,17 +236,91 @@ def test_steps_that_overlap_are_played_again_to_the_same_bits(
     ]
 
 
+@pytest.fixture
+def identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers of a run and its node, as a transport that has begun sets them."""
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(import_module("flwr.supercore.task_identity").TaskIdentity, name, 1)
+
+
+def parts_of(content: Any) -> tuple[str, dict[str, bytes]]:
+    """The number of a message with this content, and its parts."""
+    nested, message = import_module("flwr.supercore.inflatable.inflatable_object"), import_module("flwr.app").Message
+    sent = message(content, 5, "train")
+    return sent.object_id, {number: part.deflate() for number, part in nested.get_all_nested_objects(sent).items()}
+
+
+@pytest.mark.usefixtures("identity")
 @pytest.mark.parametrize("sent", [b"ConfigRecord  7\0garbage", b"ConfigRecord  0\0", b"Thing  0\0", b""])
 def test_what_a_node_sends_in_the_place_of_a_message_answers_no_order(
     sent: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("_run_id", "_node_id", "_task_id"):  # as a transport that has begun sets them
-        monkeypatch.setattr(import_module("flwr.supercore.task_identity").TaskIdentity, name, 1)
-    blobs = import_module("fedloom_apps.deploy.flower.objects").blobs
-    number = hashlib.sha256(sent).hexdigest()
-    message = import_module("fedloom_apps.deploy.flower.grid").inflated(number, {number: sent})
-    assert blobs(message) == {}
-    assert message.metadata.reply_to_message_id == ""
+    grid, number = import_module("fedloom_apps.deploy.flower.grid"), hashlib.sha256(sent).hexdigest()
+    transport = grid.FlowerTransport.__new__(grid.FlowerTransport)
+    transport.limit, transport.grid = 10**6, SimpleNamespace(node=None)
+    transport.runtime = SimpleNamespace(PullObject=None, ConfirmMessageReceived=lambda request: None)
+    monkeypatch.setattr(grid, "pull_objects", lambda *_, **settings: {number: sent})
+    assert transport._answer(number, grid.ObjectTree(object_id=number)) is None
+
+
+@pytest.mark.usefixtures("identity")
+def test_a_message_takes_no_more_memory_than_its_parts() -> None:
+    """An array may name a part a thousand times, and a record an array."""
+    flower, objects = import_module("flwr.app"), import_module("fedloom_apps.deploy.flower.objects")
+    blob = bytes(objects.PIECE) + b"more"
+    message = objects.inflated(*parts_of(objects.content({"answer": blob})))
+    assert objects.blob_in(message, "answer", len(blob)) == blob
+    assert objects.blob_in(message, "order", 0) == b""
+    with pytest.raises(ValueError, match="it has more than"):
+        objects.blob_in(message, "answer", len(blob) - 1)
+    array = flower.Array("uint8", (9,), "bytes", bytes(9))
+    many = flower.RecordDict({"answer": flower.ArrayRecord({str(n): array for n in range(1000)})})
+    with pytest.raises(ValueError, match="it has more than 500 bytes"):
+        objects.blob_in(objects.inflated(*parts_of(many)), "answer", 500)
+    zeros = flower.ArrayRecord({"blob": flower.Array("uint8", (1,), "bytes", bytes(3 * objects.PIECE))})
+    with pytest.raises(ValueError, match="its arrays repeat parts"):
+        objects.inflated(*parts_of(flower.RecordDict({"answer": zeros})))
+
+
+@pytest.mark.usefixtures("identity")
+def test_nobody_knows_the_parts_of_another_nodes_answer_beforehand() -> None:
+    """Whoever did could say of which parts they consist, and the SuperLink would refuse the answer."""
+    content, zeros = import_module("fedloom_apps.deploy.flower.objects").content, {"answer": bytes(9 << 20)}
+    first, second = (parts_of(content(zeros, salt)) for salt in (16 * b"a", 16 * b"b"))
+    assert not first[1].keys() & second[1].keys()
+
+
+def test_an_order_consists_of_the_parts_that_the_server_names() -> None:
+    """A node that knows the next broadcast names it in an answer, with a part that never comes; others hear nothing."""
+    from flwr.proto.message_pb2 import ObjectTree
+    from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
+
+    from fedloom_apps.deploy.flower.superlink import drop_false_parts
+
+    def tree(number: int, *children: Any) -> Any:
+        return ObjectTree(object_id=hashlib.sha256(bytes([number])).hexdigest(), children=children)
+
+    store, broadcast = InMemoryObjectStore(), tree(1, tree(2), tree(3))
+    answer, orders = tree(7, tree(1, tree(9)), tree(3, tree(9))), (tree(4, broadcast), tree(5, broadcast))
+    store.preregister(1, answer)
+    for order in orders:
+        drop_false_parts(order, store)
+        store.preregister(1, order)
+        assert store.get_object_tree(order.object_id) == order
+    for gone in (answer, orders[0]):
+        store.delete(gone.object_id)
+        assert store.get_object_tree(orders[1].object_id) == orders[1]
+    store.delete(orders[1].object_id)
+    assert broadcast.object_id not in store
+
+
+def test_a_part_that_never_comes_is_not_waited_for_without_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    supernode = import_module("fedloom_apps.deploy.flower.supernode")
+    link, coming = supernode.Link.__new__(supernode.Link), SimpleNamespace(object_found=True, object_available=False)
+    link.node, link.client = supernode.FlowerNode(node_id=1), SimpleNamespace(PullObject=lambda request: coming)
+    monkeypatch.setattr(supernode, "LATEST", 0.1)
+    with pytest.raises(ConfigError, match=r"a part of a message did not come within 0\.1 s"):
+        link._part(1, supernode.ObjectTree(object_id="0"))
 
 
 def test_a_node_survives_what_a_server_sends_in_the_place_of_a_message(

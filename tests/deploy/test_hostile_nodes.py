@@ -143,6 +143,8 @@ def test_a_training_loss_beyond_all_bounds_is_refused(tmp_path: Path) -> None:
         ({"values": {"accuracy": 0.5, "loss": -1.0}}, "its loss is out of its range"),
         ({"n": 2**39}, "test samples, but declared"),
         ({"n": 1}, "test samples, but declared"),
+        ({"values": {"loss": 1.0, f"top{5000 * '9'}": 0.5}}, "contains a metric that was not requested"),
+        ({"status": "left out", "kind": "absent"}, "it was left out"),
     ],
 )
 def test_metrics_are_believed_within_their_ranges_and_counts_as_declared(
@@ -264,7 +266,7 @@ def test_numbers_of_samples_that_no_node_has_do_not_join(facts: dict[str, Any]) 
         assert _read_join(pack("answer", good | facts), Deployment())[0] is None
 
 
-@pytest.mark.parametrize("facts", [{"status": "left out", "kind": "nonsense"}, {"status": "left out", "kind": []}, {}])
+@pytest.mark.parametrize("facts", [*({"status": "left out", "kind": kind} for kind in ("nonsense", "absent", [])), {}])
 def test_a_status_that_no_node_gives_is_a_refusal(facts: dict[str, Any], tmp_path: Path) -> None:
     """Also where a node could not read its order, whose ticket it then does not know."""
     result = lying(

@@ -86,7 +86,7 @@ _METRICS: dict[str, Metric] = {}
 _LOWER = {  # of which less is better: summaries over clients, distances, privacy spent, and an attack's success
     "std", "gini", "gap", "fid", "kid", "epsilon", "example_epsilon", "kl", "success",
 }  # fmt: skip
-_TOP = re.compile(r"top([1-9]\d*)")
+_TOP = re.compile(r"top([1-9]\d{0,8})")
 
 
 def metric(

@@ -55,6 +55,8 @@ from fedloom_apps.deploy.wire import Packet, WireError, unpack
 
 POLL = 0.5  # least seconds between looks at who is online
 SPARE = 9  # looks take at most a tenth of the time
+NODE_KINDS = (FailureKind.CODE, FailureKind.DIVERGED, FailureKind.MALFORMED, FailureKind.REFUSED)
+"""What a node may say of its own work; who is absent is the server's to say."""
 HANDLE = "node"  # the place, in the server's store, of the version of a state that its node keeps
 
 
@@ -414,7 +416,7 @@ class Deployed(Engine):
         facts, status = packet.facts, packet.facts.get("status")
         kind = FailureKind.CODE if facts.get("code") == Code.FAILED else FailureKind.REFUSED
         reason = reason_in(facts)
-        if status == "left out" and facts.get("kind") in list(FailureKind):
+        if status == "left out" and facts.get("kind") in NODE_KINDS:
             kind = FailureKind(facts["kind"])
         if {LOSSES, HELD_OUT} & {*order.do} and (status == "done" or kind is FailureKind.DIVERGED):
             loss = facts.get("loss_received")

@@ -17,7 +17,7 @@ import httpx
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-from flwr.app import Message, RecordDict
+from flwr.app import Message
 from flwr.cli.build import build_fab_from_files
 from flwr.common.constant import SubStatus
 from flwr.common.serde import run_from_proto
@@ -35,7 +35,7 @@ from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
-from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, inflate_object_from_contents, pull_objects
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, pull_objects
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
 from flwr.supercore.interceptors.http.utils import add_headers
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
@@ -44,9 +44,10 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
 from fedloom.base.errors import ClientError, ConfigError
-from fedloom_apps.deploy.flower.objects import blobs, content
+from fedloom_apps.deploy.flower.objects import blob_in, content, inflated
 from fedloom_apps.deploy.flower.superlink import HEADER
 from fedloom_apps.deploy.messages import Delivered, NodeRequest
+from fedloom_apps.deploy.wire import LIMIT
 
 STARTING = 60.0  # seconds in which a SuperLink must come up, or come back
 LOOK = 0.1  # seconds between looks for answers
@@ -71,15 +72,6 @@ serverapp = "nothing:app"
 clientapp = "nothing:app"
 [tool.flwr.app.config]
 """
-
-
-def inflated(number: str, contents: dict[str, bytes]) -> Message:
-    """The message with this number; an empty one, which answers no order, if a node's content is not a message."""
-    with suppress(Exception):  # each kind of record fails in its own ways
-        inner: Any = inflate_object_from_contents(number, contents)
-        if isinstance(inner, Message):
-            return inner
-    return Message(RecordDict(), 0, "train")
 
 
 class Key:
@@ -114,6 +106,7 @@ class FlowerTransport:
         ca: the certificate of the authority that signed its certificate; None for no encryption.
         keys: folder with the public keys of the nodes, ``<name>.pub``; not used without encryption.
         lifetime: seconds for which an order may wait for its node.
+        limit: largest size of an answer in bytes; one of twice this size is not read.
         alive: whether the SuperLink's process runs.
     """
 
@@ -124,9 +117,10 @@ class FlowerTransport:
         ca: bytes | None,
         keys: Path | None,
         lifetime: float,
+        limit: int = LIMIT,
         alive: Callable[[], bool] = lambda: True,
     ) -> None:
-        self.address, self.keys, self.lifetime = address, keys, lifetime
+        self.address, self.keys, self.lifetime, self.limit = address, keys, lifetime, limit
         self.names: dict[bytes, str] = {}
         self.ids: dict[str, int] = {}
         self.pending: dict[str, str] = {}  # message -> node
@@ -265,7 +259,9 @@ class FlowerTransport:
         self.runtime.ConfirmMessageReceived(
             ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=number)
         )
-        return blobs(inflated(number, contents)).get("answer")
+        with suppress(Exception):  # whatever a node sends in the place of a message, it answers no order
+            return blob_in(inflated(number, contents), "answer", 2 * self.limit) or None
+        return None
 
     def close(self) -> None:
         """Tell the SuperLink that the run is over."""

@@ -54,7 +54,9 @@ def hosting(deployment: Deployment, folder: Path, insecure: bool = False) -> Ite
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(deployment.host, deployment.host)
         address = f"[{host}]:{deployment.port}" if ":" in host else f"{host}:{deployment.port}"
         public_keys, lifetime = None if insecure else keys, deployment.deadline + 60
-        transport = FlowerTransport(address, secret, ca, public_keys, lifetime, lambda: process.poll() is None)
+        transport = FlowerTransport(
+            address, secret, ca, public_keys, lifetime, deployment.limit, lambda: process.poll() is None
+        )
         try:
             yield transport, count
         finally:

@@ -97,6 +97,27 @@ def is_answer(request: Any, store: Any) -> bool:
     return True
 
 
+def drop_false_parts(order: Any, store: Any) -> None:
+    """Forget what a node has said of the parts of an order of the server, before it is stored.
+
+    Flower keeps the first tree in which a part is named. A node that knows a broadcast beforehand, as it does after an
+    evaluation, could name it in an answer as consisting of parts that never come, and no node would get an order.
+
+    Args:
+        order: the tree of the order's parts.
+        store: the object store.
+    """
+    from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+
+    with store.lock_store:
+        for part in iterate_object_tree(order):
+            entry = store.store.get(part.object_id)
+            if entry is not None and entry.child_object_ids != [child.object_id for child in part.children]:
+                del store.store[part.object_id]
+                for other in store.store.values():
+                    other.child_object_ids = [child for child in other.child_object_ids if child != part.object_id]
+
+
 def start(folder: Path, host: str, port: int, secret: str, certificates: Path | None) -> subprocess.Popen[bytes]:
     """Start a SuperLink, which ends with this process; ``certificates`` holds ca.pem, server.pem and server.key."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -127,18 +148,26 @@ def main() -> None:
     die_with_parent(parent)
     require()
     from fastapi import HTTPException
+    from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
     from flwr.superlink import main as application
     from flwr.superlink.cli.flower_superlink import flower_superlink
     from flwr.superlink.servicer.fleet import fleet_handlers
 
-    push = fleet_handlers.push_messages
+    push, store = fleet_handlers.push_messages, InMemoryLinkState.store_message_and_object_tree
 
     def push_answer(request: Any, state: Any) -> Any:
         if not is_answer(request, state.object_store):
             raise HTTPException(403)
         return push(request, state)
 
+    def store_message(state: Any, message: Any, tree: Any, session: str) -> Any:
+        with state._lock_object_push_sessions, state.lock:  # the order in which Flower takes them elsewhere
+            if not message.metadata.reply_to_message_id:
+                drop_false_parts(tree, state.object_store)
+            return store(state, message, tree, session)
+
     fleet_handlers.push_messages = push_answer
+    InMemoryLinkState.store_message_and_object_tree = store_message
     secret = Path(sys.argv[sys.argv.index("--superexec-auth-secret-file") + 1]).read_bytes()
     make = application.create_app
     application.create_app = lambda *args: Guard(make(*args), secret)

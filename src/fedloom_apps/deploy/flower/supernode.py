@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -39,7 +40,6 @@ from flwr.supercore.inflatable.inflatable_object import (
     iterate_object_tree,
     no_object_id_recompute,
 )
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.task_identity import TaskIdentity
@@ -50,7 +50,8 @@ from fedloom.base.errors import CheckpointError, ConfigError, in_one_line
 from fedloom.base.files import writing
 from fedloom.experiment.atomic import write_whole
 from fedloom_apps.deploy.flower import LARGEST
-from fedloom_apps.deploy.flower.objects import blobs, content
+from fedloom_apps.deploy.flower.objects import SALT, blob_in, content, inflated
+from fedloom_apps.deploy.messages import NodeRequest
 from fedloom_apps.deploy.node import Node
 
 HEARTBEAT = 10.0  # seconds; after two that are missing a node counts as offline
@@ -58,6 +59,7 @@ POLL = 0.05  # seconds between looks for messages after one
 PATIENCE = 2.5 * HEARTBEAT  # seconds in which a server may not know a key yet, or hold on to a killed session
 BACKOFF = 1.0, 20.0  # seconds between attempts to reconnect: the first, and the longest
 AVAILABLE = 0.05  # seconds between looks for a part of a message that is still on its way
+LATEST = 600.0  # seconds in which it must come; Flower gives up a message of which nothing has come for 180 s
 MESSAGE = 1 << 31  # bytes of all parts of a message
 
 
@@ -150,8 +152,8 @@ class Link:
             with suppress(httpx.HTTPError):
                 self.client.SendNodeHeartbeat(SendNodeHeartbeatRequest(node=self.node, heartbeat_interval=HEARTBEAT))
 
-    def receive(self, limit: int) -> tuple[Message, dict[str, bytes]] | None:
-        """The next message and its blobs, if there is one."""
+    def receive(self, limit: int) -> tuple[Message, NodeRequest] | None:
+        """The next message and what it holds, if there is one."""
         answer = self.client.PullMessages(PullMessagesRequest(node=self.node))
         if not answer.messages_list:
             return None
@@ -167,27 +169,31 @@ class Link:
             ConfirmMessageReceivedRequest(node=self.node, run_id=run, message_object_id=number)
         )
         try:
-            full_message: Any = inflate_object_from_contents(root.object_id, contents)
+            full_message = inflated(root.object_id, contents)
             full_message.metadata.__dict__["_message_id"] = number
-            return full_message, blobs(full_message)
+            order, broadcast = (blob_in(full_message, name, 2 * limit) for name in NodeRequest._fields)
+            return full_message, NodeRequest(order, broadcast)
         except Exception as error:  # each kind of record fails in its own ways
             raise ConfigError(f"a message cannot be read: {in_one_line(error)}.") from error
 
     def _part(self, run: int, part: ObjectTree) -> bytes:
         request = PullObjectRequest(node=self.node, run_id=run, object_id=part.object_id)
+        end = time.monotonic() + LATEST
         while True:
             answer = self.client.PullObject(request)
             if not answer.object_found:
                 raise ConfigError("a part of a message no longer exists at the SuperLink.")
             if answer.object_available:
                 return answer.object_content
+            if time.monotonic() > end:
+                raise ConfigError(f"a part of a message did not come within {LATEST:g} s.")
             time.sleep(AVAILABLE)
 
     def reply(self, message: Message, blob: bytes, seconds: float) -> None:
         """Send an answer."""
         run = TaskIdentity.run_id = message.metadata.run_id
         TaskIdentity.node_id = TaskIdentity.task_id = self.node.node_id
-        answer = Message(content({"answer": blob}), reply_to=message)
+        answer = Message(content({"answer": blob}, secrets.token_bytes(SALT)), reply_to=message)
         answer.metadata.__dict__["_message_id"] = answer.object_id
         with no_object_id_recompute():
             objects = get_all_nested_objects(answer)
@@ -256,14 +262,14 @@ def serve(
         was_connected, last_sentence, backoff, pause = True, "", BACKOFF[0], POLL
         try:
             while True:
-                order = link.receive(node.limit)
-                if order is None:
+                received = link.receive(node.limit)
+                if received is None:
                     time.sleep(pause)
                     pause = min(1.2 * pause, max(poll, POLL))
                     continue
-                message, parts = order
+                message, request = received
                 started, pause = time.perf_counter(), POLL
-                blob = node.answer(parts.get("order", b""), parts.get("broadcast", b""))
+                blob = node.answer(*request)
                 link.reply(message, blob, time.perf_counter() - started)
         except CheckpointError:
             raise  # of its folder, without which it must not go on
