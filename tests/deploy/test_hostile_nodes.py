@@ -24,7 +24,7 @@ from fedloom_apps.deploy.answers import least_loss, read_metrics, read_result, s
 from fedloom_apps.deploy.assignment import Forms, forms, prepare_without_data
 from fedloom_apps.deploy.flower import LARGEST
 from fedloom_apps.deploy.flower.superlink import HEADER, Guard
-from fedloom_apps.deploy.messages import Delivered
+from fedloom_apps.deploy.messages import Delivered, Order
 from fedloom_apps.deploy.server import Recipe, _read_join, run
 from fedloom_apps.deploy.settings import Deployment
 from fedloom_apps.deploy.wire import LARGEST_LOSS, Packet, WireError, pack, unpack
@@ -264,6 +264,34 @@ def test_numbers_of_samples_that_no_node_has_do_not_join(facts: dict[str, Any]) 
     assert _read_join(pack("answer", good), Deployment()) == ((5, 0, 2), "")
     if facts:
         assert _read_join(pack("answer", good | facts), Deployment())[0] is None
+
+
+def test_more_samples_than_local_steps_are_allowed_do_not_join(tmp_path: Path) -> None:
+    """Their number would be the length of lists, at the server and at honest nodes."""
+    transport = in_process(made := config("method=fednova", "rounds=1", "local.steps=null"), tmp_path)
+
+    def route(name: str, number: int, blob: bytes) -> list[bytes]:
+        packet = unpack(blob)
+        return [
+            pack(
+                "answer", packet.facts | {"sizes": [2**39, 0, 0]} if name == "node-0" else packet.facts, packet.tensors
+            )
+        ]
+
+    transport.route, told = route, list[str]()
+    result = run(Recipe.of(made), transport, 3, tell=told.append)
+    assert not result.failures
+    assert any(
+        "node-0 declares 549,755,813,888 training samples, which take 54,975,581,389 local steps" in text
+        for text in told
+    )
+    order, broadcast = transport.sent["node-1"][-1]
+    request = Order.read(order, 10**7)
+    assigned = replace(request, ticket=32 * "a", assignment={**request.assignment, "mean_size": 2.0**38})
+    node = transport.nodes["node-1"]
+    assert node is not None
+    assert unpack(node.answer(assigned.packed(), broadcast)).facts["code"] == "settings"
+    transport.close()
 
 
 @pytest.mark.parametrize("facts", [*({"status": "left out", "kind": kind} for kind in ("nonsense", "absent", [])), {}])

@@ -251,7 +251,9 @@ class Local:
 
     def batches_per_epoch(self, samples: int) -> int:
         """Number of mini-batches in a pass over n_i samples."""
-        return len(self._ends(samples)) - 1
+        full, over = divmod(samples, self.batch_size or samples)
+        is_separate = self.last_batch == "keep" or (self.last_batch == "merge" and over > 1) or not full
+        return full + (over > 0 and is_separate)
 
     def _ends(self, samples: int) -> list[int]:
         """Where the mini-batches of an epoch of n samples begin, and where the last one ends.
@@ -260,10 +262,8 @@ class Local:
         [[0, 2, 4, 5], [0, 2, 4], [0, 2, 5]]
         """
         size = self.batch_size or samples
-        ends, over = [*range(0, samples, size), samples], samples % size
-        if len(ends) > 2 and ((self.last_batch == "drop" and over) or (self.last_batch == "merge" and over == 1)):
-            del ends[-1 if self.last_batch == "drop" else -2]
-        return ends
+        stop = self.batches_per_epoch(samples) * size
+        return [*range(0, stop, size), min(stop, samples) if self.last_batch == "drop" else samples]
 
     def steps_of(self, samples: int, seed: int, round: int, client: int) -> int:
         """Number of local steps of a client in a round: a function of (seed, round, client) and its number of samples.

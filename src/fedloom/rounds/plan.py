@@ -290,11 +290,12 @@ class ClientPlan:
     def effective_steps(self, steps: int) -> float:
         """‖a‖₁ of the shared parameters in so many local steps, at least 1; see ``Local.effective_steps``."""
         if steps not in self._effective:
-            moving = [k for k, views in enumerate(self.usual_views(steps)) if any(view.shared for view in views)]
-            speeds = self.local.speeds(steps)
-            moving_speeds = None if speeds is None else [speeds[k] for k in moving] or speeds[:1]
+            speeds, count = self.local.speeds(steps), steps
+            if self.has_views:
+                moving = [k for k, views in enumerate(self.usual_views(steps)) if any(view.shared for view in views)]
+                speeds, count = None if speeds is None else [speeds[k] for k in moving] or speeds[:1], len(moving)
             local = self.local if self.memory else replace(self.local, momentum=0.0, nesterov=False)
-            self._effective[steps] = self.speed * local.effective_steps(max(len(moving), 1), moving_speeds)
+            self._effective[steps] = self.speed * local.effective_steps(max(count, 1), speeds)
         return self._effective[steps]
 
     @cached_property

@@ -152,6 +152,10 @@ def prepare(assignment: Assignment, data: NodeData, most: float = float("inf")) 
         numbers = sum(t.numel() for t in model().state_dict().values())
     if numbers * getattr(torch, values["dtype"]).itemsize > most:
         raise Refusal(Code.QUOTA, f"the model has {numbers:,} numbers, more than a message of {most:,} bytes holds.")
+    if assignment.mean_size and (steps := conditions["local"].steps_for(int(assignment.mean_size))) > WHOLE:
+        raise ConfigError(
+            f"clients take {steps:,} local steps on average, where {WHOLE:,} are allowed; set local.steps."
+        )
     experiment = Experiment(method=method, federation=single_client, model=model, config=values, **conditions)
     federation = to_device(_federation(data, client, clients), getattr(torch, experiment.dtype), "cpu")
     plan = make_plan(experiment, federation, "cpu")

@@ -14,13 +14,16 @@ from typing import Any
 import numpy as np
 
 from fedloom.base.errors import CheckpointError, ConfigError, first_line
+from fedloom.config.keys import CONDITIONS
 from fedloom.config.schema import Config, read_run
+from fedloom.config.sections import arguments
 from fedloom.core.timeline import Arrivals, Timeline
 from fedloom.experiment import atomic, federated
 from fedloom.experiment import checkpoint as checkpoints
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.checkpoint import Checkpoint
 from fedloom.experiment.deployed import DeployedModel
+from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import FederatedTask, RoundStep, RunResult
 from fedloom.experiment.privacy import private_uplink
 from fedloom.experiment.rundir import Columns, RunDirectory, Status
@@ -31,6 +34,7 @@ from fedloom.rounds.engine import ComputeFactory, EngineFactory
 from fedloom.rounds.exchange import Failure
 from fedloom.rounds.plan import ClientPlan
 from fedloom_apps.deploy.agreement import AGREED, Agreement, as_text
+from fedloom_apps.deploy.allowed import WHOLE
 from fedloom_apps.deploy.answers import upload_forms
 from fedloom_apps.deploy.arrivals import AtWork, RealWorld
 from fedloom_apps.deploy.assignment import model_digest, prepare_without_data
@@ -64,7 +68,7 @@ def assemble(
             not back within ``deploy.deadline`` seconds.
     """
     run = roster.run if roster is not None else secrets.token_hex(8)
-    order = recipe.assignment(run)
+    order, local = recipe.assignment(run), arguments(Experiment, CONDITIONS, recipe.config.values)["local"]
     members: dict[str, Sizes] = {}
     sessions: dict[str, str] = {}  # the session in which each node was asked
     last_notice = started = time.monotonic()
@@ -88,6 +92,12 @@ def assemble(
             sizes, remark = _read_join(delivered.blob, recipe.deployment)
             if sizes is None:
                 tell(f"{delivered.node} {remark}")
+                continue
+            if (steps := local.steps_for(sizes[0])) > WHOLE:
+                tell(
+                    f"{delivered.node} declares {sizes[0]:,} training samples, which take {steps:,} local steps, where "
+                    f"{WHOLE:,} are allowed; set local.steps, or a larger local.batch_size"
+                )
                 continue
             before = roster.nodes.get(delivered.node) if roster is not None else None
             if before is not None and before != sizes:
