@@ -273,7 +273,7 @@ def test_a_message_takes_no_more_memory_than_its_parts() -> None:
     assert objects.blob_in(message, "order", 0) == b""
     with pytest.raises(ValueError, match="it has more than"):
         objects.blob_in(message, "answer", len(blob) - 1)
-    array = flower.Array("uint8", (9,), "bytes", bytes(9))
+    array = flower.Array("uint8", (99,), "bytes", bytes(99))
     many = flower.RecordDict({"answer": flower.ArrayRecord({str(n): array for n in range(1000)})})
     with pytest.raises(ValueError, match="it has more than 500 bytes"):
         objects.blob_in(objects.inflated(*parts_of(many)), "answer", 500)
