@@ -268,23 +268,17 @@ def test_numbers_of_samples_that_no_node_has_do_not_join(facts: dict[str, Any]) 
 
 def test_more_samples_than_local_steps_are_allowed_do_not_join(tmp_path: Path) -> None:
     """Their number would be the length of lists, at the server and at honest nodes."""
-    transport = in_process(made := config("method=fednova", "rounds=1", "local.steps=null"), tmp_path)
+    transport = in_process(settings := config("method=fednova", "rounds=1", "local.steps=null"), tmp_path)
 
     def route(name: str, number: int, blob: bytes) -> list[bytes]:
-        packet = unpack(blob)
-        return [
-            pack(
-                "answer", packet.facts | {"sizes": [2**39, 0, 0]} if name == "node-0" else packet.facts, packet.tensors
-            )
-        ]
+        lie = pack("answer", unpack(blob).facts | {"sizes": [2**39, 0, 0]})
+        return [lie if name == "node-0" else blob]
 
-    transport.route, told = route, list[str]()
-    result = run(Recipe.of(made), transport, 3, tell=told.append)
+    transport.route, messages = route, list[str]()
+    result = run(Recipe.of(settings), transport, 3, tell=messages.append)
     assert not result.failures
-    assert any(
-        "node-0 declares 549,755,813,888 training samples, which take 54,975,581,389 local steps" in text
-        for text in told
-    )
+    sentence = "node-0 declares 549,755,813,888 training samples, which take 54,975,581,389 local steps"
+    assert any(sentence in message for message in messages)
     order, broadcast = transport.sent["node-1"][-1]
     request = Order.read(order, 10**7)
     assigned = replace(request, ticket=32 * "a", assignment={**request.assignment, "mean_size": 2.0**38})
