@@ -41,13 +41,13 @@ def inflated(number: str, contents: dict[str, bytes]) -> Message:
     Raises:
         ValueError: if arrays repeat parts, and would so take memory without a limit, or it is no message.
     """
-    taken = 0
+    size = 0  # of all arrays
     for part in contents.values():
         kind, children, _ = get_object_head_values_from_object_content(part)
         if kind == Array.__qualname__:
             chunks = json.loads(get_object_body(part, Array))["arraychunk_ids"]
-            taken += sum(len(contents[children[chunk]]) for chunk in chunks)
-    if taken > sum(map(len, contents.values())):
+            size += sum(len(contents[children[chunk]]) for chunk in chunks)
+    if size > sum(map(len, contents.values())):
         raise ValueError("its arrays repeat parts")
     message = inflate_object_from_contents(number, contents)
     if not isinstance(message, Message):
