@@ -244,7 +244,7 @@ def test_success_and_detection_are_recorded_and_a_backdoor_works_where_it_is_not
     with torch.no_grad():
         labels = result.model(stamped.x).argmax(1)
     assert result.history[-1]["attack/success"] == pytest.approx(float((labels == 0).double().mean()))
-    assert result.history[-1]["attack/success"] > result.history[0]["attack/success"] - 1e-9
+    assert result.history[-1]["attack/success"] > 0.9  # about half the samples without an attack
     rows = parquet.read_table(tmp_path / "mixing.parquet").to_pydict()
     hostile = attack.hostile(8, SEED)
     assert {c for c, bad in zip(rows["client"], rows["hostile"], strict=True) if bad} == set(hostile.tolist())

@@ -305,7 +305,7 @@ def test_a_run_from_python_is_told_by_its_identity(make_run, tmp_path: Path) -> 
     for seed, run in enumerate(runs):
         (run / "config.yaml").write_text(json.dumps({"identity": facts | {"seed": seed}}))
     text = Reader(build(runs, tmp_path / "out")).text
-    assert "mine : 1 method, 2 runs." in text or "mine: 1 method, 2 runs." in text
+    assert "mine: 1 method, 2 runs." in text
     assert "bands reach" in text
 
 

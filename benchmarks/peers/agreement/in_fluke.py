@@ -116,7 +116,7 @@ def play(federation: Federation, method: str, settings: Mapping[str, Any], chang
         undo()
     participants = [clients[i] for i in sorted({*federation.cohorts.ravel().tolist()})]
     modules = {client.index: PRIVATE[method](client) for client in participants} if method in PRIVATE else {}
-    private = {f"client {index}": vector(kept) for index, kept in modules.items() if kept}
+    private = {f"client {index}": vector(part) for index, part in modules.items() if part}
     shared = server.cld_mdl if method == "feddyn" else server.model
     if method == "fedamp":  # every client has a model at the server, which waits for it to come again
         return {"theta": sum(map(next_message, clients)) / len(clients), **private}
