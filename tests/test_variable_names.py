@@ -7,9 +7,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-WORDS = "found made told given held kept seen mine chosen said shown drawn done spent asked wanted taken".split()  # noqa: SIM905
+# fmt: off
+WORDS = {
+    "found", "made", "told", "given", "held", "kept", "seen", "mine", "chosen", "said", "shown", "drawn", "done",
+    "spent", "asked", "wanted", "taken", "one", "own", "known", "whole", "apart", "others", "theirs", "named",
+    "measured", "counted", "checked", "needed", "written", "begun", "caught", "gone", "swept", "having", "another",
+}
+# fmt: on
 CONTRACTS = {("federation.py", "seen"), ("timeline.py", "done"), ("arrivals.py", "done"), ("engine.py", "asked")}
-"""Where such a word is a public name: clients that training has seen, arrivals, a metric of deployments."""
+CONTRACTS |= {("context.py", "own"), ("architectures.py", "own"), ("model.py", "known")}
+"""Where such a word is a public name: clients that training has seen, arrivals, a metric of deployments, what a
+personal part gives to all parts, the module of a client's own network, the share of a target known from a client."""
 
 
 def names(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -23,8 +31,12 @@ def names(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def test_no_name_is_a_bare_participle_or_pronoun() -> None:
-    files = [path for folder in ("src", "recipes", "examples") for path in sorted((ROOT / folder).rglob("*.py"))]
-    assert len(files) > 200
+    files = [
+        path
+        for folder in ("src", "recipes", "examples", "benchmarks", "tests")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+    ]
+    assert len(files) > 600
     assert not [
         f"{path.relative_to(ROOT)}:{line} {name}"
         for path in files

@@ -307,8 +307,8 @@ def test_an_order_consists_of_the_parts_that_the_server_names() -> None:
         drop_false_parts(order, store)
         store.preregister(1, order)
         assert store.get_object_tree(order.object_id) == order
-    for gone in (answer, orders[0]):
-        store.delete(gone.object_id)
+    for message in (answer, orders[0]):
+        store.delete(message.object_id)
         assert store.get_object_tree(orders[1].object_id) == orders[1]
     store.delete(orders[1].object_id)
     assert broadcast.object_id not in store

@@ -309,15 +309,15 @@ def _input_columns(
     columns: Sequence[str], features: Sequence[str], targets: Sequence[str], client: str | None, what: str
 ) -> list[str]:
     """The input columns of a table with these ``columns``: ``features`` or, without any, all that are nothing else."""
-    others = [*targets, client]
+    reserved = [*targets, client]
     present([*targets, *features, *([client] if client else [])], columns, what)
     for place, column in enumerate(features):
-        if column in (*others, *features[:place]):
+        if column in (*reserved, *features[:place]):
             also = "twice" if column in features[:place] else "and also the label or client"
             raise DataError(
                 f"{what}: column {column!r} is an input {also}; leave it out of data.features (features= in Python)."
             )
-    return list(features) or [column for column in columns if column not in others]
+    return list(features) or [column for column in columns if column not in reserved]
 
 
 def _hugging_face(
@@ -501,7 +501,7 @@ def _raw(part: Any, what: str) -> np.ndarray:
     if all(issubclass(kind, str) for kind in kinds):
         return array.astype(str)
     is_whole = [issubclass(kind, int | np.bool_ | np.integer) for kind in kinds]
-    if all(whole or issubclass(kind, float | np.floating) for kind, whole in zip(kinds, is_whole, strict=True)):
+    if all(is_int or issubclass(kind, float | np.floating) for kind, is_int in zip(kinds, is_whole, strict=True)):
         try:
             return array.astype(np.int64 if all(is_whole) else np.float64)
         except OverflowError:

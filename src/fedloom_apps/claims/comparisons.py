@@ -175,7 +175,7 @@ def _compared(about: dict[str, Any], runs: Collection[str], names: Collection[st
         raise ConfigError(f"it lacks {', '.join(sorted(lacking))}.")
     figures, compare = _figures(about.pop("figures"), names), about.pop("compare")
     pairings = compare if isinstance(compare, Mapping) else {run: [] for run in map(str, elements(compare))}
-    rivals = {run: [*map(str, elements(others))] for run, others in pairings.items()}
+    rivals = {run: [*map(str, elements(run_rivals))] for run, run_rivals in pairings.items()}
     if len(compared_names := [*rivals, *chain(*rivals.values())]) > ENTRIES:
         raise ConfigError(f"it compares more than {ENTRIES} runs.")
     for name in compared_names:
