@@ -71,7 +71,7 @@ def test_every_refusal_has_a_case() -> None:
 
 
 def test_every_need_of_conditions_has_a_case() -> None:
-    names = inspect.getsource(Experiment._check_needs).split("lacking = {")[1].split("}  # fmt")[0]
+    names = inspect.getsource(Experiment._check_needs).split("requirements = {")[1].split("}  # fmt")[0]
     needs = [str(key.value) for key in ast.parse("{" + names + "}").body[0].value.keys]  # type: ignore[attr-defined]
     text = " ".join(refusal(case)[0] for case in CASES["Data and conditions"].values())
     words = {
