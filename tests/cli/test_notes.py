@@ -50,7 +50,7 @@ def test_a_comparison_that_was_not_asked_for_is_named(cli: Cli) -> None:
 
 
 def test_natural_clients_that_are_not_used_are_named(cli: Cli, data: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrays, "names_clients", lambda path: False)  # as for data sets with a name
+    monkeypatch.setattr(arrays, "array_names", lambda path: set())  # as for data sets with a name
     words = ("run", "method=fedavg", data, *SMALL)
     assert NATURAL in cli(*words, "--dry-run").err
     assert NATURAL in cli(*words).out

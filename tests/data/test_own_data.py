@@ -465,6 +465,21 @@ def test_labels_and_names_may_be_bytes_and_scalars_of_numpy(tmp_path: Path) -> N
     assert as_source((X, np.array([np.int32(label) for label in Y], dtype=object))).train.y.tolist() == Y.tolist()
 
 
+@pytest.mark.parametrize("in_folder", [False, True])
+def test_an_array_that_is_not_read_is_named(in_folder: bool, tmp_path: Path) -> None:
+    arrays = {"x_train": X, "y_train": Y, "x_val": X, "notes": Y}
+    path = tmp_path / ("arrays" if in_folder else "arrays.npz")
+    if in_folder:
+        path.mkdir()
+        for name, array in arrays.items():
+            np.save(path / f"{name}.npy", array)
+    else:
+        np.savez(path, **arrays)
+    with pytest.warns(UserWarning, match="the array 'x_val' is not read; did you mean") as caught_warnings:
+        sources.make("npz", path=path)
+    assert len(caught_warnings) == 1
+
+
 def test_a_missing_target_of_a_test_sample_is_one_sentence(tmp_path: Path) -> None:
     np.savez(tmp_path / "lacking.npz", x_train=X, y_train=Y, x_test=X, y_test=np.where(Y == 1, np.nan, Y))
     with pytest.raises(DataError, match=r"NaN or infinity in \d+ of 60 targets"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,8 +10,10 @@ from importlib import import_module
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from helpers.deploying import InProcess, config, in_process, small
+from pyarrow import parquet
 
 from fedloom.base.errors import ConfigError
 from fedloom.cli import main
@@ -168,6 +171,9 @@ def test_status_says_when_each_node_answered_last(
     monkeypatch.setattr(Roster, "load", lambda directory, resume: roster)
     assert main(["deploy", "status", str(tmp_path / "run")]) == 0
     assert "[/node] [2J" in capsys.readouterr().out
+    table = pa.table({"round": [1.0, math.nan], "client": [0, 1], "p": ["a", "b"]})  # and his records
+    parquet.write_table(table, tmp_path / "run" / "mixing.parquet")
+    assert main(["deploy", "status", str(tmp_path / "run")]) == 0
 
 
 @pytest.mark.extra("cryptography")

@@ -128,6 +128,22 @@ def test_who_does_not_belong_is_refused_in_a_sentence(
     node.close()
 
 
+def test_a_key_that_is_being_copied_does_not_end_a_deployment(place: Path, tmp_path: Path) -> None:
+    grid = import_module("fedloom_apps.deploy.flower.grid")
+    flower, requests = grid.FlowerTransport.__new__(grid.FlowerTransport), []
+    flower.keys, flower.names = tmp_path, {}
+    flower.control = SimpleNamespace(RegisterNode=requests.append)
+    key = (place / "certificates" / "nodes" / "node-0.pub").read_bytes()
+    (tmp_path / "late.pub").write_bytes(key[:40])
+    with pytest.raises(ConfigError, match=r"late\.pub is not the public key of a node"):
+        flower.register()
+    flower.register(running=True)
+    assert not requests
+    (tmp_path / "late.pub").write_bytes(key)
+    flower.register(running=True)
+    assert [request.name for request in requests] == ["late"]
+
+
 def pushed(source: int, to: int, replies: str, *trees: Any) -> Any:
     """A node's request to push messages with these trees of parts; its own number is 5."""
     from flwr.proto.fleet_pb2 import PushMessagesRequest

@@ -171,10 +171,10 @@ def has_clients(data: Mapping[str, Any]) -> bool:
     has_column = data.get("client") is not None or data.get("by_client") is True
     if has_column or not isinstance(path, str) or kind not in ("npz", "table", "text"):
         return has_column
-    from fedloom.data.sources.arrays import names_clients
+    from fedloom.data.sources.arrays import array_names
 
     place = Path(path).expanduser()
-    return names_clients(place) if kind == "npz" else place.is_dir()
+    return "client_train" in array_names(place) if kind == "npz" else place.is_dir()
 
 
 def refuse_overridden(recipe: set[str], words: set[str], full: Mapping[str, Any]) -> None:

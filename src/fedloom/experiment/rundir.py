@@ -34,6 +34,15 @@ from fedloom.experiment import atomic
 from fedloom.experiment.atomic import Lock
 
 Record = Mapping[str, Any]
+TABLES = {
+    "clients": {"round", "client"},
+    "mixing": {"round", "client", "p"},
+    "partition": {"client", "label", "samples"},
+    "topology": {"round", "model", "source", "weight"},
+    "guide": {"g", "right"},
+}
+"""The tables of a run, with the columns of numbers without which they are not used."""
+INTEGER_COLUMNS = ("round", "client", "model", "source")  # columns of whole numbers, which are exact as float64
 PLAN = "sweep.yaml"  # in a folder of runs: their settings
 EVIDENCE = ("config.yaml", "metrics.jsonl", "model.safetensors")
 """The settings with the revision of the code, the records, and the final model, of which a summary has checksums."""
@@ -326,12 +335,22 @@ class RunDirectory:
         return records
 
     def table(self, name: str) -> Columns:
-        """The columns of ``<name>.parquet``; empty if it is missing or unreadable."""
+        """The columns of numbers of ``<name>.parquet``, and the names; empty if it is missing or unusable."""
         try:
-            return Table(self.path / f"{name}.parquet").read()
+            columns = Table(self.path / f"{name}.parquet").read()
         except Exception as error:  # a damaged file, or not parquet
             self.notes.append(f"{name}.parquet could not be read: {first_line(error)}.")
             return {}
+        numbers = {
+            key
+            for key, values in columns.items()
+            if (values.dtype.kind in "iu" and ((values >= 0) & (values < 2**53)).all())
+            or (values.dtype.kind in "biuf" and key not in INTEGER_COLUMNS)
+        }
+        if columns and (missing := sorted(TABLES[name] - numbers)):
+            self.notes.append(f"{name}.parquet has no usable numbers in the column {', '.join(missing)}.")
+            return {}
+        return {key: values for key, values in columns.items() if key in numbers or key == "name"}
 
     def clients(self) -> Columns:
         """Metrics per evaluated round and client: columns round, client, name (if clients have names), n, …."""

@@ -18,7 +18,7 @@ from fedloom.base.errors import ConfigError, FedLoomError, user_stacklevel
 from fedloom.base.settings import flatten, format_unquoted
 from fedloom.core.local import cohort_size
 from fedloom.experiment.console import ABSENT
-from fedloom.experiment.rundir import RunDirectory, Status
+from fedloom.experiment.rundir import TABLES, RunDirectory, Status
 from fedloom_apps.report.charts import Floats
 
 _PYTHON_KEYS = {
@@ -295,32 +295,6 @@ def total_by_client(table: Table, column: str) -> Curve:
     return Curve(clients.astype(np.float64), np.bincount(place, table[column]).astype(np.float64))
 
 
-TABLES = {
-    "clients": {"round", "client"},
-    "mixing": {"round", "client", "p"},
-    "partition": {"client", "label", "samples"},
-    "topology": {"round", "model", "source", "weight"},
-    "guide": {"g", "right"},
-}
-"""The tables of a run, with the columns of numbers without which they are not used."""
-INTEGER_COLUMNS = ("round", "client", "model", "source")  # columns of whole numbers, which are exact as float64
-
-
-def _table(directory: RunDirectory, name: str, required_columns: set[str]) -> Table:
-    columns = directory.table(name)
-    numbers = {
-        key
-        for key, values in columns.items()
-        if (values.dtype.kind in "iu" and ((values >= 0) & (values < 2**53)).all())
-        or (values.dtype.kind in "biuf" and key not in INTEGER_COLUMNS)
-    }
-    missing = sorted(required_columns - numbers) if columns else []
-    columns = {key: values for key, values in columns.items() if key in numbers or key == "name"}
-    if missing:
-        directory.notes.append(f"{name}.parquet has no usable numbers in the column {', '.join(missing)}.")
-    return {} if missing or not all(map(len, columns.values())) else columns
-
-
 def load(path: Path) -> RunData:
     """Read a run directory.
 
@@ -344,7 +318,8 @@ def load(path: Path) -> RunData:
         warnings.warn(
             f"{path}: {directory.changed}; its numbers are not those of the run.", stacklevel=user_stacklevel()
         )
-    tables = {name: _table(directory, name, required_columns) for name, required_columns in TABLES.items()}
+    tables = {name: directory.table(name) for name in TABLES}
+    tables = {name: table if all(map(len, table.values())) else {} for name, table in tables.items()}
     if clients := tables["clients"]:
         tables["clients"] = select_rows(clients, clients["round"] == clients["round"].max())
     return RunData(

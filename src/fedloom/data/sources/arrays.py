@@ -21,7 +21,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from fedloom.base.errors import DataError, import_extra, user_stacklevel
+from fedloom.base.errors import DataError, import_extra, nearest, user_stacklevel
 from fedloom.base.files import check_memory, memory_map, readable_path, whole_file, writing
 from fedloom.base.ranges import Count
 from fedloom.core.federation import Arrays
@@ -308,9 +308,9 @@ def npz(
     Files of a folder are memory-mapped: only what is used is read, so that inputs (float32 or int64) may be larger than
     memory. Optional are ``x_test`` and ``y_test``, ``x_validation`` and ``y_validation``, ``client_train``,
     ``client_test`` and ``client_validation`` (the natural client of each sample, as a number or name) and ``names`` (of
-    the classes). MedMNIST's names are read, too: ``train_images``, ``train_labels`` and so on. uint8 arrays [N, H, W]
-    or [N, H, W, C] are images and become float32 [N, C, H, W] in 0..1; other floats become float32, other integers
-    int64.
+    the classes). MedMNIST's names are read, too: ``train_images``, ``train_labels`` and so on. A warning names an
+    array like ``x_val`` that is not read. uint8 arrays [N, H, W] or [N, H, W, C] are images and become float32
+    [N, C, H, W] in 0..1; other floats become float32, other integers int64.
 
     Args:
         path: the file or folder.
@@ -330,6 +330,10 @@ def npz(
         except DataError:
             raise error from None
         arrays = {key: medmnist[name] for key, name in MEDMNIST.items() if name in medmnist}
+    for name in sorted(array_names(home) - arrays.keys()):
+        if name.startswith(("x_", "y_", "client_")):
+            hint = nearest(name, ["x_train", "y_train", "client_train", *optional])
+            warnings.warn(f"{path}: the array {name!r} is not read; {hint}", stacklevel=user_stacklevel())
     arrays |= {key: shaped(array, shape, str(path)) for key, array in arrays.items() if key.startswith("x_")}
     splits: dict[str, Any] = {key.replace("client_", "clients_"): arrays[key] for key in optional if key in arrays}
     source = from_tensors(
@@ -361,15 +365,15 @@ def shaped(x: np.ndarray, shape: Sequence[int], what: str) -> np.ndarray:
     return x.reshape(*x.shape[:1], *shape)
 
 
-def names_clients(path: Path) -> bool:
-    """Whether a file or folder for ``npz`` has the client of each training sample; only names of arrays are read."""
+def array_names(path: Path) -> set[str]:
+    """The names of the arrays of a file or folder for ``npz``, without reading them."""
     if path.is_dir():
-        return (path / "client_train.npy").is_file()
+        return {file.stem for file in path.glob("*.npy")}
     try:
         with zipfile.ZipFile(path) as file:
-            return "client_train.npy" in file.namelist()
+            return {name.removesuffix(".npy") for name in file.namelist()}
     except Exception:  # not a zip file; reading the arrays raises the error
-        return False
+        return set()
 
 
 def from_tensors(

@@ -176,10 +176,22 @@ class FlowerTransport:
             client.close()
         return task.token
 
-    def register(self) -> None:
-        """Register the public keys in the folder that are not registered yet."""
+    def register(self, running: bool = False) -> None:
+        """Register the public keys in the folder that are not registered yet.
+
+        In a deployment that is ``running``, a file that is no key does not end it: one that is being copied is read
+        again at the next look.
+
+        Raises:
+            ConfigError: for a file that is no key, before the deployment runs.
+        """
         for path in sorted(self.keys.glob("*.pub")) if self.keys is not None else ():
-            encoded = read_public_key(path)
+            try:
+                encoded = read_public_key(path)
+            except ConfigError:
+                if running:
+                    continue
+                raise
             if encoded not in self.names:
                 self.names[encoded] = path.stem
                 self.control.RegisterNode(RegisterNodeRequest(public_key=encoded, name=path.stem))
@@ -196,7 +208,7 @@ class FlowerTransport:
 
     def online(self) -> Mapping[str, str]:
         with self._linked():
-            self.register()
+            self.register(running=True)
             nodes = self.grid.get_nodes()
         numbers = {}
         for node in nodes:
