@@ -197,7 +197,7 @@ def test_batch_statistics_are_refused_before_anything_trains(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "term"), [("fedcgan", "adversarial"), ("fedcvae", "variational")])
 def test_a_classifier_makes_no_samples(name: str, term: str) -> None:
-    refusal = rf"objective '{term}' trains generative networks.*Split is not one"
+    refusal = rf"objective '{term}' trains generative networks.*BodyAndHead is not one"
     with pytest.raises(ConfigError, match=refusal):
         run(replace(experiment(name), model=linear_layers))
     beside = replace(make("fedavg"), objective=(*make("fedavg").objective, *make(name).objective))
