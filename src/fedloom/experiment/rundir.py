@@ -352,6 +352,10 @@ class RunDirectory:
             return {}
         return {key: values for key, values in columns.items() if key in numbers or key == "name"}
 
+    def read_tables(self) -> dict[str, Columns]:
+        """All tables of a run by name."""
+        return {name: self.table(name) for name in TABLES}
+
     def clients(self) -> Columns:
         """Metrics per evaluated round and client: columns round, client, name (if clients have names), n, …."""
         return self.table("clients")

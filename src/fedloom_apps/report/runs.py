@@ -18,7 +18,7 @@ from fedloom.base.errors import ConfigError, FedLoomError, user_stacklevel
 from fedloom.base.settings import flatten, format_unquoted
 from fedloom.core.local import cohort_size
 from fedloom.experiment.console import ABSENT
-from fedloom.experiment.rundir import TABLES, RunDirectory, Status
+from fedloom.experiment.rundir import RunDirectory, Status
 from fedloom_apps.report.charts import Floats
 
 _PYTHON_KEYS = {
@@ -318,8 +318,9 @@ def load(path: Path) -> RunData:
         warnings.warn(
             f"{path}: {directory.changed}; its numbers are not those of the run.", stacklevel=user_stacklevel()
         )
-    tables = {name: directory.table(name) for name in TABLES}
-    tables = {name: table if all(map(len, table.values())) else {} for name, table in tables.items()}
+    tables: dict[str, Table] = {
+        name: table if all(map(len, table.values())) else {} for name, table in directory.read_tables().items()
+    }
     if clients := tables["clients"]:
         tables["clients"] = select_rows(clients, clients["round"] == clients["round"].max())
     return RunData(
