@@ -487,7 +487,7 @@ def transport_to(names: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> A
     transport.grid, transport.runtime = SimpleNamespace(get_nodes=lambda: [node]), SimpleNamespace(PullMessages=pulled)
     transport.names, transport.ids, transport.pending, transport.lost = {b"key": "a"}, {}, dict(names), Counter()
     transport.coming, transport.threads = {}, ThreadPoolExecutor(2)
-    monkeypatch.setattr(transport, "register", lambda: None)
+    monkeypatch.setattr(transport, "register", lambda running: None)
     return transport
 
 
