@@ -55,7 +55,6 @@ MISSING = (
         ("2.4", "TinyImageNet", "data"),
         ("2.5", "FEMNIST", "data"),
         ("figure 2.3", "CIFAR-10: the grid of ν and μ", "time"),
-        ("figure 2.4", "500 rounds", "time"),
     ),
     *chapter(
         "Hahn III, AAggFF",

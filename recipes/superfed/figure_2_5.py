@@ -3,7 +3,7 @@
     FEDLOOM_DATA=... python recipes/superfed/figure_2_5.py [--seeds 0 1 2] [--only APFL] [--settings text]
     python recipes/superfed/figure_2_5.py --table             # rebuild figure from the stored results
 
-Every client of ``table_2_3.py`` with 500 clients that took part evaluates (1 - lambda) w + lambda v for lambda
+Every client of ``table_2_3.py`` with 500 clients that has trained a v evaluates (1 - lambda) w + lambda v for lambda
 0, .1, ..., 1 on its own test images; w is the server's model. The runs are those of the table, continued if they are
 unfinished; the published figure, too, is of 500 clients after 500 rounds.
 """
@@ -43,7 +43,7 @@ def evaluator(conditions: Experiment, federation: Federation) -> Evaluator:
 
 
 def sweep(conditions: Experiment, federation: Federation, result: RunResult) -> dict[str, Any]:
-    """Mean and deviation over clients that took part of accuracy and loss at every λ, and the mean loss barrier."""
+    """Means over clients that have trained a v: accuracy, its deviation and loss at every λ, and the loss barrier."""
     measure = evaluator(conditions, federation)
     held_out, store = measure.federation.held_out, result.snapshot.store
     clients = np.array(sorted(client for client, _ in store if held_out.index.sizes[client]))
@@ -74,9 +74,11 @@ def page(results: dict[str, Any], picture: str) -> str:
     text += [
         "Top-1 accuracy in percent of (1 - λ)w + λv on each client's own test images, where w is the server's model:"
     ]
-    text += ["mean over participating clients, mean ± standard error over seeds. `barrier`: how far the loss between w"]
-    text += ["and v rises above the straight line between their losses, mean over the clients."]
-    text += ["`clients`: the number that took part, mean over seeds.", ""]
+    text += [
+        "mean over the clients that have trained a v, mean ± standard error over seeds. `barrier`: how far the loss"
+    ]
+    text += ["between w and v rises above the straight line between their losses, mean over these clients."]
+    text += ["`clients`: their number, mean over seeds; SuPerFed trains v from round L on.", ""]
     rows = [
         [
             name,

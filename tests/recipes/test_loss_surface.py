@@ -15,6 +15,7 @@ from fedloom.base.errors import ConfigError
 from fedloom.core.layout import Layout
 
 recipe = load("superfed", "loss_surface")
+landscape = load("superfed", "landscape")
 
 
 def three(size: int = 7) -> Tensor:
@@ -107,3 +108,10 @@ def test_impossible_planes_and_grids_are_refused() -> None:
     for wrong in ((1, 0.1, 1), (4, -0.1, 1), (4, 0.1, 0)):
         with pytest.raises(ConfigError):
             recipe.surface(bowl, plane, *wrong)
+
+
+@pytest.mark.parametrize("length", [0.001, 1.0, 50.0])
+def test_the_reach_is_the_distance_of_a_rise_whatever_the_length_of_the_direction(length: float) -> None:
+    reach = landscape.reach(lambda theta: theta.square().sum() / 2, torch.zeros(3), length * torch.eye(3)[1])
+    assert 1 <= reach / (2 * landscape.RISE) ** 0.5 < 1.05, "the first of distances that grow by 5 %"
+    assert landscape.reach(lambda theta: theta.sum() * 0, torch.zeros(3), torch.ones(3)) > 300, "it never rises"
