@@ -71,7 +71,7 @@ def test_mistakes_are_sentences(cli: Cli, finished: fl.TrainedRun) -> None:
         assert err.count("\n") == 1
 
 
-def test_models_for_targets(cli: Cli) -> None:
+def test_models_for_targets(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two targets from one run: shares, clients, check and a file for each, which the run's own model can load."""
     small = ("clients=5", "partition=niid1", "partition.order=true", "model=mlp", "local.epochs=3", "rounds=3")
     assert cli("run", "-q", "method=fedavg", "out=done", *small).code == 0
@@ -108,7 +108,8 @@ def test_models_for_targets(cli: Cli) -> None:
     code, out, _ = cli("target", "run=kept", "data=low.npz", "method=target_fit")
     assert code == 0
     assert "weights of the clients' models: client 0: " in out
-    code, out, _ = cli("target", "run=kept", "data=high.npz", "method=target_prior", "method.resamples=20", "--json")
+    monkeypatch.setenv("HOME", str(Path().resolve()))
+    code, out, _ = cli("target", "run=kept", "data=~/high.npz", "method=target_prior", "method.resamples=20", "--json")
     (target,) = json.loads(out)
     assert code == 0
     assert (target["model"], target["p"], int(np.argmax(target["known"]))) == (None, None, 4)
@@ -131,12 +132,14 @@ def test_the_loss_on_a_class_that_a_target_does_not_have_is_infinite(
     cli: Cli, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The head gives such a class a logit of -1e30, and the loss would be told as 1e29."""
-    assert cli("run", "-q", "method=fedavg", "out=done", "clients=5", "model.hidden=[8]", "rounds=2").code == 0
+    words = ("out=done", "clients=5", "model.hidden=[8]", "rounds=2", "evaluation.metrics=[accuracy,auroc]")
+    assert cli("run", "-q", "method=fedavg", *words).code == 0
     run = fl.load("done")
     head = fl.target.ClassModels(run).head(torch.tensor([0.0, *[1 / 9] * 9], dtype=torch.float64))
     x, y = run.federation.test.x, run.federation.test.y
     metrics = [measure(head, x, y), measure(head, x[y > 0], y[y > 0]), measure(run.server, x, y)]
     assert [values["loss"] is None for values in metrics] == [True, False, False]
+    assert [*measure(head, x[y == 1], y[y == 1])] == ["loss", "accuracy"]  # one class alone has no area under a curve
     print_metrics({"this model": metrics[0]})
     assert "loss infinite, as some inputs are of a class with an estimated share of 0, acc" in capsys.readouterr().err
 

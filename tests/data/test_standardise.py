@@ -16,6 +16,7 @@ from fedloom import Federation
 from fedloom.base.errors import ConfigError, DataError
 from fedloom.data import as_source, sources
 from fedloom.data.federate import federate
+from fedloom.data.sources.arrays import from_tensors, standardised
 from fedloom.experiment.conventions import compare
 
 ROWS = 90
@@ -82,6 +83,8 @@ def test_files_of_arrays_are_scaled_too(tmp_path: Path) -> None:
 def test_what_is_no_table_of_numbers_is_refused() -> None:
     with pytest.raises(DataError, match=r"standardise=true is for samples of plain numbers \[D\], not of shape \[1, 4"):
         federate((torch.zeros(6, 1, 4, 4), np.arange(6) % 2), "iid", 2, standardise=True)
+    with pytest.raises(DataError, match="standardise=true needs training samples, and there are none; leave it out"):
+        standardised(from_tensors(torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64), classes=2))
     with pytest.raises(ConfigError, match=r"standardise= belongs to own data, .* 'digits' has no such setting"):
         federate("digits", "iid", 2, standardise=True)
     with pytest.raises(ConfigError, match="label= belongs to own data"):

@@ -26,7 +26,7 @@ from fedloom_apps.deploy.agreement import AGREED, OFFERED, Agreement
 from fedloom_apps.deploy.assignment import settings_of
 from fedloom_apps.deploy.budget import Budget
 from fedloom_apps.deploy.data import DataSpec
-from fedloom_apps.deploy.messages import HELD_OUT, Order, pack_broadcast, read_broadcast
+from fedloom_apps.deploy.messages import VALIDATION_LOSSES, Order, pack_broadcast, read_broadcast
 from fedloom_apps.deploy.node import STOPPED, Node
 from fedloom_apps.deploy.server import Recipe, run
 from fedloom_apps.deploy.wire import pack, unpack
@@ -313,7 +313,7 @@ def test_an_order_beyond_its_plan_is_refused(tmp_path: Path, monkeypatch: pytest
     for number, (change, code) in enumerate((
         ({"level": 1}, "message"),
         ({"level": -1}, "message"),
-        ({"do": (HELD_OUT,)}, "message"),
+        ({"do": (VALIDATION_LOSSES,)}, "message"),
         ({"assignment": {**order.assignment, "model": 32 * "0"}}, "version"),
     )):  # fmt: skip
         message = replace(order, ticket=f"{number:032x}", **change).packed()

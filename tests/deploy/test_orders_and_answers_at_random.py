@@ -18,7 +18,7 @@ from helpers.marks import kinds
 
 from fedloom.base.errors import ClientError
 from fedloom_apps.deploy.budget import Budget
-from fedloom_apps.deploy.messages import EVALUATE, HELD_OUT, JOIN, LOSSES, WORK, Code, Order
+from fedloom_apps.deploy.messages import EVALUATE, JOIN, LOSSES, VALIDATION_LOSSES, WORK, Code, Order
 from fedloom_apps.deploy.node import STOPPED, Node
 from fedloom_apps.deploy.server import Recipe, run
 from fedloom_apps.deploy.wire import pack, unpack
@@ -78,7 +78,7 @@ def hostile(draw: Random, order: Order, broadcast: bytes) -> tuple[bytes, bytes]
         facts["assignment"] = facts["assignment"] | {kind: spoilt(draw, facts["assignment"][kind])}
         facts["do"] = draw.choice([(JOIN,), (WORK,)])
     elif kind == "do":
-        facts["do"] = draw.sample([JOIN, LOSSES, HELD_OUT, WORK, EVALUATE], draw.randint(1, 3))
+        facts["do"] = draw.sample([JOIN, LOSSES, VALIDATION_LOSSES, WORK, EVALUATE], draw.randint(1, 3))
     elif kind == "tensors":
         name = draw.choice([*tensors])
         t = tensors[name]

@@ -16,7 +16,7 @@ from fedloom.base.rng import stream
 from fedloom.core.local import draw_cohort
 from fedloom.experiment import checkpoint as checkpoints
 from fedloom.experiment.rundir import RunDirectory
-from fedloom_apps.deploy.messages import HELD_OUT, LOSSES, Order
+from fedloom_apps.deploy.messages import LOSSES, VALIDATION_LOSSES, Order
 from fedloom_apps.deploy.server import DeployTask, Recipe, Roster, assemble, run
 from fedloom_apps.deploy.wire import pack, unpack
 
@@ -71,9 +71,9 @@ def test_nodes_know_losses_on_validation_samples_and_on_training_samples(tmp_pat
     reference = simulation(*words)
     assert torch.equal(result.snapshot.server.theta, reference.snapshot.server.theta)
     for record, expected in zip(result.history, reference.history, strict=True):
-        for key in ("mixing/objective", "mixing/held_out_objective"):
+        for key in ("mixing/objective", "mixing/validation_objective"):
             assert record[key] == expected[key], key
-    assert result.history[1]["mixing/objective"] != result.history[1]["mixing/held_out_objective"]
+    assert result.history[1]["mixing/objective"] != result.history[1]["mixing/validation_objective"]
 
 
 def test_noise_of_private_uplinks_is_not_that_of_the_public_seed(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_noise_and_samples_of_private_examples_are_not_those_of_the_public_seed(
 LOCAL_NOISE = ("method.uplink=[clip_noise]", "method.uplink.clip_noise.noise_at=client")
 
 
-@pytest.mark.parametrize("do", [LOSSES, HELD_OUT])
+@pytest.mark.parametrize("do", [LOSSES, VALIDATION_LOSSES])
 def test_a_node_of_a_private_run_sends_no_loss_whoever_asks(do: str, tmp_path: Path) -> None:
     transport = in_process(settings := config(*LOCAL_NOISE, "rounds=1", "validation=0.2"), tmp_path)
     run(Recipe.of(settings), transport, 4)

@@ -172,9 +172,9 @@ class Deadly(Live):
 
     act: Callable[[], None]
 
-    def losses(self, down: Broadcast, clients: np.ndarray, states: States, held_out: bool = False) -> np.ndarray:
+    def losses(self, down: Broadcast, clients: np.ndarray, states: States, on_validation: bool = False) -> np.ndarray:
         self.act()
-        return super().losses(down, clients, states, held_out)
+        return super().losses(down, clients, states, on_validation)
 
 
 @pytest.mark.parametrize("deaths", [2, 10**6])

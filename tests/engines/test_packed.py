@@ -112,9 +112,11 @@ def test_a_worker_knows_losses_on_training_and_on_validation_samples() -> None:
     worker = Actor([])
     worker.plan, worker.computes = plan, [Live(plan)]
     losses = []
-    for held_out in (False, True):
-        (answer,) = unpack(worker.losses(0, pack(down), pack([RemoteBlock(0, 0, [1], None, [{}])]), held_out))
-        np.testing.assert_array_equal(answer, Serial(plan, Live).losses(down, np.array([1]), dict, held_out=held_out))
+    for on_validation in (False, True):
+        (answer,) = unpack(worker.losses(0, pack(down), pack([RemoteBlock(0, 0, [1], None, [{}])]), on_validation))
+        np.testing.assert_array_equal(
+            answer, Serial(plan, Live).losses(down, np.array([1]), dict, on_validation=on_validation)
+        )
         losses.append(float(answer[0]))
     assert losses[0] != losses[1]
 

@@ -125,13 +125,22 @@ def test_extreme_losses_never_give_nan(policy: Mixing, extreme: float) -> None:
     p_of(policy, info, cohort(), info, cohort([extreme] * 4))
 
 
-@pytest.mark.parametrize("name", ["q_ffl", "term", "afl", "aaggff_s", "aaggff_d"])
-def test_a_loss_that_is_not_finite_is_named_and_left_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Live._loss_of_received
-    lost = {2: float("inf")}
+@pytest.mark.parametrize(
+    "method",
+    [
+        *("q_ffl", "term", "afl", "aaggff_s", "aaggff_d"),
+        *(Method("mine", (CrossEntropy(),), mixing=part) for part in (Proportional(), TERM(-2.0))),
+    ],
+    ids=lambda method: method if isinstance(method, str) else str(method.mixing),
+)
+def test_a_loss_that_is_not_finite_is_named_and_left_out(method: Method | str, monkeypatch: pytest.MonkeyPatch) -> None:
+    original: Any = Live._loss_of_received
+    lost = {1: float("nan"), 2: float("inf")}
     monkeypatch.setattr(Live, "_loss_of_received", lambda self, d, c, h: lost.get(c, original(self, d, c, h)))
-    result = go(name, rounds=2)
-    assert {str(f).split(": ")[0] for f in result.failures} == {f"round {t}, client 2" for t in (1, 2)}
+    result = go(method, rounds=2)
+    assert {str(f).split(": ")[0] for f in result.failures} == {
+        f"round {t}, client {c}" for t in (1, 2) for c in (1, 2)
+    }
     assert all("its loss of the received model is not finite" in str(f) for f in result.failures)
     assert np.isfinite(theta(result)).all()
 

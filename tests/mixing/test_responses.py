@@ -30,7 +30,7 @@ def mean_response(name: str, federation: Federation, **changes: Any) -> float:
     """The mixture of the losses that a policy reads in the first round, before any training."""
     method = make(name, response="validation")
     record = go(method, federation=federation, rounds=1, local=FULL_BATCH, **changes).history[0]
-    return record["mixing/held_out_objective"]
+    return record["mixing/validation_objective"]
 
 
 @pytest.mark.parametrize("name", FAIR)

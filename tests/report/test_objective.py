@@ -21,7 +21,7 @@ from fedloom.experiment.federated import run
 from fedloom.models import models
 from fedloom.parts.objectives import CrossEntropy
 from fedloom_apps.report import build
-from fedloom_apps.report.figures import HELD_OUT_OBJECTIVE, OBJECTIVE, cumulative_band, cumulative_objective
+from fedloom_apps.report.figures import OBJECTIVE, VALIDATION_OBJECTIVE, cumulative_band, cumulative_objective
 from fedloom_apps.report.groups import has, read
 
 
@@ -57,16 +57,16 @@ def test_losses_on_validation_samples_are_kept_apart(with_received: bool, tmp_pa
     """With equal coefficients the objective is FedAvg's, whatever the policy sees."""
     on = ("clients", "received") if with_received else ("clients",)
     federation = federate("digits", "dirichlet_balanced", clients=5, seed=1, validation=0.2)
-    for name, method in (("plain", methods.term(0.0)), ("held_out", methods.term(0.0, response="validation"))):
+    for name, method in (("plain", methods.term(0.0)), ("validation", methods.term(0.0, response="validation"))):
         run(experiment(method, on, federation=federation), tmp_path / name)
-    (plain, plain_mixing), (held_out, mixing) = stored(tmp_path / "plain"), stored(tmp_path / "held_out")
-    assert ("loss" in mixing, OBJECTIVE in held_out[0]) == (with_received, with_received)
-    assert not {"held_out_loss"} & plain_mixing.keys()
-    for record, plain_record in zip(held_out, plain, strict=True):
+    (plain, plain_mixing), (validation, mixing) = stored(tmp_path / "plain"), stored(tmp_path / "validation")
+    assert ("loss" in mixing, OBJECTIVE in validation[0]) == (with_received, with_received)
+    assert not {"validation_loss"} & plain_mixing.keys()
+    for record, plain_record in zip(validation, plain, strict=True):
         in_round = mixing["round"] == record["round"]
-        mixture = float((mixing["p"] * mixing["held_out_loss"])[in_round].sum())
-        assert record[HELD_OUT_OBJECTIVE] == pytest.approx(mixture, rel=1e-12)
-        assert record["round"] == 1 or record[HELD_OUT_OBJECTIVE] != pytest.approx(plain_record[OBJECTIVE], rel=1e-4)
+        mixture = float((mixing["p"] * mixing["validation_loss"])[in_round].sum())
+        assert record[VALIDATION_OBJECTIVE] == pytest.approx(mixture, rel=1e-12)
+        assert record["round"] == 1 or record[VALIDATION_OBJECTIVE] != pytest.approx(plain_record[OBJECTIVE], rel=1e-4)
         if with_received:
             assert record[OBJECTIVE] == plain_record[OBJECTIVE]
 
@@ -141,5 +141,5 @@ def test_the_page_draws_losses_on_validation_samples_apart(tmp_path: Path) -> No
         figure for figure in figures_of(build([tmp_path / "run"], tmp_path / "page")) if "objective" in figure["name"]
     )
     assert only["heading"] == "Global objective on validation samples in each round"
-    values = [record[HELD_OUT_OBJECTIVE] for record in stored(tmp_path / "run")[0]]
+    values = [record[VALIDATION_OBJECTIVE] for record in stored(tmp_path / "run")[0]]
     assert only["series"][0]["y"] == pytest.approx(values, rel=1e-5)

@@ -178,9 +178,9 @@ class Batched:
                 return block_fold
         return fold(self.plan, self.work(down, clients, states), weights, down.places(clients))
 
-    def losses(self, down: Broadcast, clients: np.ndarray, states: States, held_out: bool = False) -> np.ndarray:
+    def losses(self, down: Broadcast, clients: np.ndarray, states: States, on_validation: bool = False) -> np.ndarray:
         """F_i(θ^t), float64 [clients], one client after the other."""
-        return self.live.losses(down, clients, states, held_out)
+        return self.live.losses(down, clients, states, on_validation)
 
     @cached_property
     def constants(self) -> Tensor:

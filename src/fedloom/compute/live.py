@@ -155,7 +155,7 @@ class Live:
         out = out._replace(model=self.net.model) if self.net.needs_model else out
         return companions(self.plan, self.net, out, batch.x, self.live.theta, self.live.buffers)
 
-    def losses(self, down: Broadcast, clients: np.ndarray, states: States, held_out: bool = False) -> np.ndarray:
+    def losses(self, down: Broadcast, clients: np.ndarray, states: States, on_validation: bool = False) -> np.ndarray:
         """F_i(θ^t), float64 [clients], with the clients' own private parameters if a model is split.
 
         For a network with several exits it is the loss of the last exit, whose output the client deploys.
@@ -167,7 +167,7 @@ class Live:
         for client in map(int, clients):
             if split:
                 work.load(self.plan, down, client, states(client), self.vectors)
-            losses.append(self._loss_of_received(down, client, held_out))
+            losses.append(self._loss_of_received(down, client, on_validation))
         return np.array(losses)
 
     def _loss_contexts(self, down: Broadcast, client: int) -> dict[str, Context]:
@@ -179,10 +179,10 @@ class Live:
                 contexts[place] = contexts[place]._replace(local=part.begin(contexts[place]))
         return contexts
 
-    def _loss_of_received(self, down: Broadcast, client: int, held_out: bool) -> float:
+    def _loss_of_received(self, down: Broadcast, client: int, on_validation: bool) -> float:
         """The mean loss of the loaded model before local work, on all training (or validation) data of the client."""
         plan = self.plan
-        split = plan.validation if held_out else plan.data
+        split = plan.validation if on_validation else plan.data
         assert split is not None
         rng.seed_torch(plan.seed, "losses", down.round, client)  # for models that draw in evaluation mode, too
         rows = torch.from_numpy(split.index[client])

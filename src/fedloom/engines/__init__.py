@@ -98,9 +98,9 @@ class Serial(Engine):
                 yield number, compute.fold(group.down, members, [group.states(client) for client in members], part)
 
     def losses(
-        self, down: Broadcast, clients: np.ndarray, states: States, level: int = 0, held_out: bool = False
+        self, down: Broadcast, clients: np.ndarray, states: States, level: int = 0, on_validation: bool = False
     ) -> np.ndarray:
-        work = partial(self.computes[level].losses, down, clients, states, held_out)
+        work = partial(self.computes[level].losses, down, clients, states, on_validation)
         if isinstance(error := as_loss_error(work), ClientError):
             raise error
         return error

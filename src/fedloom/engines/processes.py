@@ -181,8 +181,8 @@ def _work(
     while True:
         kind, content = pipe.recv()
         if kind == "losses":
-            announcement, level, clients, states, held_out = content
-            work = partial(computes[level].losses, read(announcement), clients, states.__getitem__, held_out)
+            announcement, level, clients, states, on_validation = content
+            work = partial(computes[level].losses, read(announcement), clients, states.__getitem__, on_validation)
             pipe.send(as_loss_error(work))
         else:
             number, message, end = content
@@ -399,7 +399,7 @@ class Processes(Engine):
         return even_blocks(members, compute.longest) if shared else blocks
 
     def losses(
-        self, down: Broadcast, clients: np.ndarray, states: States, level: int = 0, held_out: bool = False
+        self, down: Broadcast, clients: np.ndarray, states: States, level: int = 0, on_validation: bool = False
     ) -> np.ndarray:
         """Losses of the received model, float64 [clients]."""
         self._fill()
@@ -407,7 +407,7 @@ class Processes(Engine):
         shares = []
         for share in np.array_split(clients, len(self.workers)):
             private_states = {client: self.plan.private_state(states, client) for client in share.tolist()}
-            shares.append((announcement, level, share, private_states, held_out))
+            shares.append((announcement, level, share, private_states, on_validation))
         try:
             for worker, share in zip(self.workers, shares, strict=True):
                 self._send_bytes(worker, pickle.dumps(("losses", share)))

@@ -416,12 +416,12 @@ class FederatedTask(TrainerTask):
         if report.models is not None:
             rows["model"] = report.models
             report = replace(report, p=report.p / max(len(np.unique(report.models[report.p > 0])), 1))
-        held_out = experiment.method.needs("validation")
+        on_validation = experiment.method.needs("validation")
         columns: dict[str, tuple[str, np.ndarray | None]] = {}
-        if "received" in experiment.evaluation.what or (experiment.method.needs("losses") and not held_out):
+        if "received" in experiment.evaluation.what or (experiment.method.needs("losses") and not on_validation):
             columns["loss"] = "objective", report.training_losses
-        if held_out:
-            columns["held_out_loss"] = "held_out_objective", report.losses
+        if on_validation:
+            columns["validation_loss"] = "validation_objective", report.losses
         for column, (name, losses) in columns.items():
             rows[column] = np.full(len(report.cohort), np.nan) if losses is None else losses
             if losses is not None:

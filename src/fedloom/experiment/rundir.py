@@ -5,7 +5,7 @@
 - ``clients.parquet``: round, client, its name if clients have names, n, accuracy, loss and other metrics of its
   deployed model;
 - ``mixing.parquet``: round, client, p and, if a policy or ``evaluation.what=[received]`` needs it, the client's
-  training ``loss`` F_i(θ^t) of the received model, or ``held_out_loss`` on its validation samples; NaN if there is
+  training ``loss`` F_i(θ^t) of the received model, or ``validation_loss`` on its validation samples; NaN if there is
   none;
 - ``partition.parquet``: client, label, samples of the training data, from the start;
 - ``topology.parquet``: round, model, source, weight of the matrix that mixes models, where it is known from the start;

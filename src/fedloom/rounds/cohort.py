@@ -186,9 +186,9 @@ class Cohort:
             present &= stays
         if plan.method.needs("losses") and present.any():
             report.losses = np.full(len(cohort), np.nan)
-            held_out = plan.method.needs("validation")
-            report.losses[present], errors = self.losses(cohort[present], held_out)
-            report.training_losses = None if held_out else report.losses
+            on_validation = plan.method.needs("validation")
+            report.losses[present], errors = self.losses(cohort[present], on_validation)
+            report.training_losses = None if on_validation else report.losses
             report.failures += [
                 Failure(t, client, FailureKind.CODE, str(error).rstrip("."), trace=error.trace)
                 for client, error in errors.items()
@@ -201,25 +201,25 @@ class Cohort:
             report.traffic.count(numbers, numbers * plan.layout.dtype.itemsize)
         return present
 
-    def losses(self, members: np.ndarray, held_out: bool = False) -> tuple[np.ndarray, dict[int, LossError]]:
+    def losses(self, members: np.ndarray, on_validation: bool = False) -> tuple[np.ndarray, dict[int, LossError]]:
         """F_i of the received model on training or validation samples, float64 [members]; NaN with an error."""
         values, errors = np.empty(len(members)), {}
         for version, level, rows in self.by_message(members):
-            values[rows], failed = self._losses(version, members[rows], level, held_out)
+            values[rows], failed = self._losses(version, members[rows], level, on_validation)
             errors |= failed
         return values, errors
 
     def _losses(
-        self, version: int, members: np.ndarray, level: int, held_out: bool = False
+        self, version: int, members: np.ndarray, level: int, on_validation: bool = False
     ) -> tuple[np.ndarray, dict[int, LossError]]:
         """The losses at one level; if one cannot be computed, halves of the members are asked until it stands alone."""
         try:
             down = self.downs[version].at(self.plan.levels[level])
-            return self.engine.losses(down, members, self.states[version], level, held_out), {}
+            return self.engine.losses(down, members, self.states[version], level, on_validation), {}
         except LossError as error:
             if len(members) == 1:
                 return np.full(1, np.nan), {int(members[0]): error}
-        halves = [self._losses(version, half, level, held_out) for half in np.array_split(members, 2)]
+        halves = [self._losses(version, half, level, on_validation) for half in np.array_split(members, 2)]
         return np.concatenate([values for values, _ in halves]), halves[0][1] | halves[1][1]
 
     def groups(self, members: np.ndarray, weights: np.ndarray | None) -> list[Group]:

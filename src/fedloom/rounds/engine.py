@@ -69,7 +69,7 @@ class Compute(Protocol):
         """The fold of a block's results, which may be computed without every member's own result."""
         ...
 
-    def losses(self, down: Broadcast, clients: np.ndarray, states: States, held_out: bool = False) -> np.ndarray:
+    def losses(self, down: Broadcast, clients: np.ndarray, states: States, on_validation: bool = False) -> np.ndarray:
         """F_i of the received model on training or validation samples, with private parameters, float64 [clients].
 
         It is the loss of the output that the client deploys, the last one of a network with several exits.
@@ -176,9 +176,9 @@ class Engine(Protocol):
         ...
 
     def losses(
-        self, down: Broadcast, clients: np.ndarray, states: States, level: int = 0, held_out: bool = False
+        self, down: Broadcast, clients: np.ndarray, states: States, level: int = 0, on_validation: bool = False
     ) -> np.ndarray:
-        """Losses of the received model on training or, if ``held_out``, validation samples, float64 [clients]."""
+        """Losses of the received model on training or, if ``on_validation``, validation samples, float64 [clients]."""
         ...
 
     def committed(self, round: int, accepted: np.ndarray) -> None:

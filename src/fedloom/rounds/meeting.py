@@ -44,7 +44,7 @@ class Trained(NamedTuple):
 
 
 def received_losses(
-    plan: ClientPlan, engine: Engine, server: Server, store: Store, clients: np.ndarray, held_out: bool = False
+    plan: ClientPlan, engine: Engine, server: Server, store: Store, clients: np.ndarray, on_validation: bool = False
 ) -> np.ndarray:
     """Losses F_i(θ^t) of the current model, float64 [clients], outside a round; NaN where a client has none.
 
@@ -54,10 +54,10 @@ def received_losses(
         losses, models = np.empty(len(clients)), models_of(plan, engine, server, store, clients)
         for number in np.unique(models).tolist():
             rows = models == number
-            losses[rows] = received_losses(plan, engine, server.model(number), store, clients[rows], held_out)
+            losses[rows] = received_losses(plan, engine, server.model(number), store, clients[rows], on_validation)
         return losses
     report, downs = Report(clients, np.zeros(len(clients))), {server.round: server.broadcast(plan)}
-    return Cohort(plan, engine, server, store, downs, report).losses(clients, held_out)[0]
+    return Cohort(plan, engine, server, store, downs, report).losses(clients, on_validation)[0]
 
 
 def models_of(plan: ClientPlan, engine: Engine, server: Server, store: Store, clients: np.ndarray) -> np.ndarray:
@@ -109,8 +109,8 @@ def meet(
         return now
 
     def losses_of(at: Server) -> Callable[[int, np.ndarray], np.ndarray]:
-        held_out = plan.validation is not None
-        return lambda number, clients: received_losses(plan, engine, at.model(number), store, clients, held_out)
+        on_validation = plan.validation is not None
+        return lambda number, clients: received_losses(plan, engine, at.model(number), store, clients, on_validation)
 
     meeting = Meeting(
         t, plan.facts, np.array(sorted(moved), dtype=np.int64), plan.model_sizes, plan.receivers,

@@ -185,7 +185,8 @@ MISPLACED = 0.5
 def command(arguments: argparse.Namespace) -> int:
     """For each file of inputs: write the model, print class shares, clients and the check."""
     path, words = run_and_files(arguments.words, "target", ("data", "method"), TARGET_SETTINGS)
-    files = [Path(word.removeprefix("data=")) for word in words if word.startswith("data=") and word != "data="]
+    places = [word.removeprefix("data=") for word in words if word.startswith("data=") and word != "data="]
+    files = [Path(place).expanduser() for place in places]
     method_words = [word for word in words if word.split("=")[0].split(".")[0] == "method"]
     method = build(method_words)
     if isinstance(method, CCVR):
@@ -281,11 +282,13 @@ def by_name(server: DeployedModel, model: DeployedModel) -> dict[str, DeployedMo
 
 
 def measure(model: DeployedModel, x: Any, y: Any) -> dict[str, float | None]:
-    """The metrics of a model on labelled inputs; None for the infinite loss on a class that it gives share 0.
+    """The metrics of a model on labelled inputs, without those that it cannot have there, which are NaN.
 
-    The logit of such a class is finite, -1e30, so that the mean loss is about 1e30 divided by the number of inputs.
+    The loss is None, which stands for infinite, if some inputs are of a class that it gives share 0: the logit of such
+    a class is finite, -1e30, so that the mean loss is about 1e30 divided by the number of inputs.
     """
-    return {name: value if value < -1e-10 * ABSENT else None for name, value in model.evaluate(x, y).items()}
+    metrics = {name: value for name, value in model.evaluate(x, y).items() if not np.isnan(value)}
+    return {name: value if value < -1e-10 * ABSENT else None for name, value in metrics.items()}
 
 
 def print_metrics(metrics_by_model: Mapping[str, Mapping[str, float | None]]) -> None:

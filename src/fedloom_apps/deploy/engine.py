@@ -39,8 +39,8 @@ from fedloom_apps.deploy.answers import (
 from fedloom_apps.deploy.assignment import Assignment, Forms
 from fedloom_apps.deploy.messages import (
     EVALUATE,
-    HELD_OUT,
     LOSSES,
+    VALIDATION_LOSSES,
     WORK,
     Code,
     Delivered,
@@ -164,7 +164,7 @@ class Deployed(Engine):
         self.answers: dict[str, Answer] = {}
         self.norms: Norms = {}
         self._next_look = -inf  # when to look who is online
-        losses = HELD_OUT if self.plan.method.needs("validation") else LOSSES
+        losses = VALIDATION_LOSSES if self.plan.method.needs("validation") else LOSSES
         self.usual = (losses, WORK) if self.plan.method.needs("losses") else (WORK,)
 
     def run(self, groups: Sequence[Group]) -> Generator[tuple[int, Fold]]:
@@ -187,13 +187,13 @@ class Deployed(Engine):
         return result
 
     def losses(
-        self, down: Broadcast, clients: np.ndarray, states: States, level: int = 0, held_out: bool = False
+        self, down: Broadcast, clients: np.ndarray, states: States, level: int = 0, on_validation: bool = False
     ) -> np.ndarray:
         """F_i(θ^t), NaN for members that did not answer.
 
         If the method needs these, they have come with the work, which does not depend on the coefficients.
         """
-        kind = HELD_OUT if held_out else LOSSES
+        kind = VALIDATION_LOSSES if on_validation else LOSSES
         if kind in self.usual:
             answers = {client: self.answer(client) for client in clients.tolist()}
         else:
@@ -418,7 +418,7 @@ class Deployed(Engine):
         reason = reason_in(facts)
         if status == "left out" and facts.get("kind") in NODE_KINDS:
             kind = FailureKind(facts["kind"])
-        if {LOSSES, HELD_OUT} & {*order.do} and (status == "done" or kind is FailureKind.DIVERGED):
+        if {LOSSES, VALIDATION_LOSSES} & {*order.do} and (status == "done" or kind is FailureKind.DIVERGED):
             loss = facts.get("loss_received")
             diverged = isinstance(loss, float) and not np.isfinite(loss)
             if not diverged and not is_loss(loss, self.plan):

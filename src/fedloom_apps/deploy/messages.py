@@ -16,7 +16,7 @@ from fedloom.rounds.exchange import Broadcast
 from fedloom_apps.deploy.versions import FILE, TICKET
 from fedloom_apps.deploy.wire import Packet, WireError, is_count, is_number, pack, unpack
 
-JOIN, LOSSES, HELD_OUT, WORK, EVALUATE = "join", "losses", "held_out_losses", "work", "evaluate"
+JOIN, LOSSES, VALIDATION_LOSSES, WORK, EVALUATE = "join", "losses", "validation_losses", "work", "evaluate"
 MODERATE = 1e12  # largest value of a model, an update or an upload
 
 
@@ -113,7 +113,7 @@ class Order:
 
     Args:
         ticket: 32 random hexadecimal digits; the answer repeats them. The same ticket is the same message again.
-        do: the requested work: any of ``join``, ``losses`` or ``held_out_losses``, ``work`` and ``evaluate``.
+        do: the requested work: any of ``join``, ``losses`` or ``validation_losses``, ``work`` and ``evaluate``.
         assignment: the node's part in the run, see ``Assignment``.
         level: the level of the model that is sent, if clients train networks of different size.
         base: the version of the client's state that counted last; None if none did.
@@ -132,7 +132,7 @@ class Order:
             raise WireError("an order has no ticket of 32 hexadecimal digits.")
         if self.base is not None and not FILE.fullmatch(f"{self.base}.counted"):
             raise WireError("an order names no version as its base.")
-        if not self.do or not set(self.do) <= {JOIN, LOSSES, HELD_OUT, WORK, EVALUATE}:
+        if not self.do or not set(self.do) <= {JOIN, LOSSES, VALIDATION_LOSSES, WORK, EVALUATE}:
             raise WireError(f"an order asks for {', '.join(self.do) or 'nothing'}, which this node does not know.")
 
     def packed(self) -> bytes:

@@ -42,10 +42,10 @@ from fedloom_apps.deploy.budget import Budget, Ledger, Quota
 from fedloom_apps.deploy.data import NodeData, read
 from fedloom_apps.deploy.messages import (
     EVALUATE,
-    HELD_OUT,
     JOIN,
     LOSSES,
     MODERATE,
+    VALIDATION_LOSSES,
     WORK,
     Code,
     Order,
@@ -218,7 +218,7 @@ class Node:
                 Code.UNCOVERED,
                 "this node has a privacy budget: it measures no losses and no metrics, which have no noise.",
             )
-        if plan.is_private and {LOSSES, HELD_OUT} & set(order.do):
+        if plan.is_private and {LOSSES, VALIDATION_LOSSES} & set(order.do):
             raise Refusal(
                 Code.UNCOVERED,
                 "an order asks for losses of training or validation samples, which no noise covers.",
@@ -251,11 +251,11 @@ class Node:
         """The losses and the local work that an order asks for."""
         plan, compute = workspace.plan.levels[order.level], self._compute(workspace, order.level)
         facts: dict[str, Any] = {"status": "done"}
-        if LOSSES in order.do or HELD_OUT in order.do:
-            held_out = HELD_OUT in order.do
-            if held_out and plan.validation is None:
+        if LOSSES in order.do or VALIDATION_LOSSES in order.do:
+            on_validation = VALIDATION_LOSSES in order.do
+            if on_validation and plan.validation is None:
                 raise WireError("an order asks for losses on validation samples, which the method does not need.")
-            losses = compute.losses(down, np.array([workspace.client]), lambda client: state, held_out)
+            losses = compute.losses(down, np.array([workspace.client]), lambda client: state, on_validation)
             facts["loss_received"] = float(losses[0])
         if WORK not in order.do:
             return facts, {}

@@ -194,12 +194,12 @@ class Actor:
             add(running, Fold(unpack(sums, self.device)))
         return pack(running.sums)
 
-    def losses(self, round: int, down: Packed, blocks: Packed, held_out: bool = False) -> Packed:
+    def losses(self, round: int, down: Packed, blocks: Packed, on_validation: bool = False) -> Packed:
         """Losses of the received model."""
 
         def work(received: Broadcast, compute: Compute, task: RemoteBlock) -> np.ndarray:
             states = dict(zip(task.clients, task.states, strict=True))
-            return compute.losses(received, np.array(task.clients), states.__getitem__, held_out)
+            return compute.losses(received, np.array(task.clients), states.__getitem__, on_validation)
 
         return self._answers(round, down, blocks, work, as_loss_error)
 

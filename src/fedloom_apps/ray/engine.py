@@ -92,11 +92,11 @@ class Ray(Engine):
         return weights is not None and (blocks - len(self.cluster.ready) - 1) * self.sums > SAVED
 
     def losses(
-        self, down: Broadcast, clients: np.ndarray, states: States, level: int = 0, held_out: bool = False
+        self, down: Broadcast, clients: np.ndarray, states: States, level: int = 0, on_validation: bool = False
     ) -> np.ndarray:
         """Losses of the received model, float64 [clients]."""
         group = Group(down, clients, partial(self.plan.private_state, states), None, level)
-        return _Blocks(self, group, self.files if self.plan.has_private else None).losses(held_out)
+        return _Blocks(self, group, self.files if self.plan.has_private else None).losses(on_validation)
 
     def receive(self, answer: Packed) -> Any:
         """Unpack an answer, and raise it if it is an error."""
@@ -264,12 +264,12 @@ class _Blocks:
         models = None if self.models is None else self.models[cut.start : cut.stop]
         return fold(self.engine.plan.levels[self.level], results, weights, models)
 
-    def losses(self, held_out: bool) -> np.ndarray:
+    def losses(self, on_validation: bool) -> np.ndarray:
         """Losses of the received model, float64 [clients]."""
         members = len(self.cluster.living())
         ends = [round(len(self.clients) * n / members) for n in range(members + 1)]
         cuts = enumerate(itertools.pairwise(ends))
-        jobs = [self.job("losses", {n: range(*pair)}, more=(held_out,)) for n, pair in cuts]
+        jobs = [self.job("losses", {n: range(*pair)}, more=(on_validation,)) for n, pair in cuts]
         results: dict[int, np.ndarray] = {}
         for job, _, answer in self.cluster.answers(TaskQueue(deque(jobs)), ATTEMPTS + 1):
             if answer is None:

@@ -43,7 +43,7 @@ EXTRA_AXES = {
 """The other horizontal axes of curves, by the metric that they show."""
 
 OBJECTIVE = "mixing/objective"
-HELD_OUT_OBJECTIVE = "mixing/held_out_objective"
+VALIDATION_OBJECTIVE = "mixing/validation_objective"
 """Σ p_i F_i(θ^t) over a round's clients, with the losses of the received model."""
 
 CONSENSUS = "consensus/distance"
@@ -388,8 +388,8 @@ def objectives(groups: Sequence[RunGroup]) -> Iterator[Chart]:
     charts: tuple[tuple[str, str, str, str, Callable[[RunGroup], Band]], ...] = (
         (OBJECTIVE, "objective", "Global objective in each round", "training", partial(series, key=OBJECTIVE)),
         (OBJECTIVE, "objective_cumulated", "Global objective, cumulated", "training", cumulative_band),
-        (HELD_OUT_OBJECTIVE, "objective_held_out", "Global objective on validation samples in each round", "validation",
-         partial(series, key=HELD_OUT_OBJECTIVE)),
+        (VALIDATION_OBJECTIVE, "objective_validation", "Global objective on validation samples in each round",
+         "validation", partial(series, key=VALIDATION_OBJECTIVE)),
     )  # fmt: skip
     for key, name, heading, kind, values in charts:
         lines = [line(member, values(member)) for member in groups if has([member], key)]
@@ -402,7 +402,7 @@ def decisions(run: RunData) -> tuple[Floats, Floats] | None:
 
     F are the losses that the policy saw: on validation samples, if it takes its responses there.
     """
-    loss_column = next((column for column in ("held_out_loss", "loss") if column in run.mixing), None)
+    loss_column = next((column for column in ("validation_loss", "loss") if column in run.mixing), None)
     if loss_column is None:
         return None
     p, losses = (pivot(run.mixing, column)[2] for column in ("p", loss_column))

@@ -231,6 +231,8 @@ def standardised(source: Source, columns: Sequence[int] | None = None) -> Source
             f"{source.name}: standardise=true is for samples of plain numbers [D], not of shape {list(x.shape[1:])}; "
             "leave it out."
         )
+    if not len(x):
+        raise DataError(f"{source.name}: standardise=true needs training samples, and there are none; leave it out.")
     scalable = list(range(x.shape[1]) if columns is None else columns)
     mean, deviation = moments(x.numpy()[:, scalable].astype(np.float64))
     numbers = {"columns": scalable, "mean": mean.tolist(), "deviation": deviation.tolist()}
