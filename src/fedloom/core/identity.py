@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from fedloom.base.errors import is_ours
 from fedloom.base.files import readable_path
+from fedloom.base.registry import Ranged
 from fedloom.core.parts import Part
 
 CODE = re.compile(r" code [0-9a-f]{12}")
@@ -25,7 +26,7 @@ CODE = re.compile(r" code [0-9a-f]{12}")
 UNSAID = ("annotation", "kind", "returns", "type_comment", "type_params")  # fields of syntax that compute nothing
 
 
-def of_part(part: Part) -> str:
+def of_part(part: Part | Ranged) -> str:
     """Describe a part for the identity of a run: its ``repr``, unless that tells too little or too much.
 
     Long tensors are abbreviated there, and functions have memory addresses. A user's own class has a checksum of its
@@ -41,7 +42,7 @@ def of_part(part: Part) -> str:
         text = (
             f"{type(part).__qualname__}({', '.join(f'{name}={of_value(value)}' for name, value in settings.items())})"
         )
-    files = (f" {of_file(value)}" for value in settings.values() if isinstance(value, Path))
+    files = (f" {of_file(path)}" for path in settings.values() if isinstance(path, Path) and not path.is_dir())
     return text + "".join(files) + "".join(f" code {code}" for code in _codes(type(part)))
 
 
