@@ -12,12 +12,12 @@ import pytest
 import torch
 from helpers.runs import assert_same_state, experiment, go
 
-from fedloom.base.errors import ConfigError, DataError
+from fedloom.base.errors import CheckpointError, ConfigError, DataError
 from fedloom.core.local import Local
 from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.federated import FederatedTask, run
 from fedloom.experiment.rundir import RunDirectory
-from fedloom.timing import Buffered, Equal, Lognormal, Recorded, Rounds
+from fedloom.timing import Buffered, Equal, Grades, Lognormal, Recorded, Rounds
 
 
 def table(path: Path, text: str) -> Path:
@@ -43,6 +43,10 @@ def test_intervals_repeat(tmp_path: Path) -> None:
     assert presence == {0.0: [False, True, False], 12.0: [True, False, False], 20.0: [False] * 3,
                      55.0: [False, True, False], 112.0: [True, False, False]}  # fmt: skip
     assert [devices.change(t, 3, 0) for t in (0.0, 10.0, 70.0, 150.0)] == [10.0, 50.0, 100.0, 200.0]
+    assert devices.ever_present(3).tolist() == [True, True, False]
+    table(hours, "client,start,end\n0,10,90\n0,20,30\n1,0,5\n")
+    overlapping = Recorded(path=path, intervals=hours, day=100.0)
+    assert overlapping.present(np.arange(2), 50.0, 0).tolist() == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -56,11 +60,17 @@ def test_intervals_repeat(tmp_path: Path) -> None:
         ("client,speed\n0,1\n", "no row for client 1"),
         ("speed\n", "no rows"),
         ("memory\n0\n", "greater than 0"),
+        ("client,speed\n0,1\n1.5,1\n", "whole numbers"),
     ],
 )
 def test_tables_that_are_no_devices(text: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=words):
         Recorded(path=table(tmp_path / "devices.csv", text)).fleet(2, 0)
+
+
+def test_grades_are_some() -> None:
+    with pytest.raises(ConfigError, match="speeds is empty"):
+        Grades(speeds=())
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
@@ -78,6 +88,22 @@ def test_intervals_of_strangers_alone_do_not_hang_the_run(tmp_path: Path) -> Non
     table(tmp_path / "hours.csv", "client,start,end\n3,10,20\n")
     again = Recorded(path=path, intervals=hours)
     assert go("fedavg", cohort=2, rounds=2, devices=again).history[-1]["cohort"] == 1  # who is there takes part
+    with pytest.raises(
+        ConfigError, match="a step takes the work of 2 clients, but 1 have a device"
+    ):  # else without end
+        go("fedavg", cohort=2, schedule=Buffered(2), devices=again)
+    few = table(tmp_path / "few.csv", "client,memory\n0,1e9\n1,10\n2,10\n3,10\n4,10\n5,10\n")
+    with pytest.raises(ConfigError, match="a step takes the work of 2 clients, but 1 have a device"):
+        go("fedavg", cohort=2, schedule=Buffered(2), devices=Recorded(path=few, availability=0.5))
+
+
+def test_a_run_is_not_continued_with_a_changed_table(tmp_path: Path) -> None:
+    path = table(tmp_path / "fleet.csv", "speed\n1e9\n2e9\n")
+    settings: dict[str, Any] = {"devices": Recorded(path=path), "schedule": Buffered(2), "cohort": 3}
+    run(experiment("fedavg", rounds=2, **settings), tmp_path / "run")
+    table(path, "speed\n1e9\n9e9\n")
+    with pytest.raises(CheckpointError, match="devices: "):
+        run(experiment("fedavg", rounds=4, **settings), tmp_path / "run", resume=True)
 
 
 def test_clients_without_the_memory_for_their_work_are_named_and_never_invited(tmp_path: Path) -> None:

@@ -271,6 +271,7 @@ def test_traffic_is_that_of_the_timeline() -> None:
         ({"schedule": Deadline(1.0), "method": "centralised"}, "pooled data"),
         ({"schedule": Tiers(), "method": "afl", "cohort": 6}, "needs every client"),
         ({"method": "ifca"}, "durations are not known"),
+        ({"presence": {"0": (2,)}, "devices": Equal(availability=0.5)}, "devices that are always there"),
     ],
 )
 def test_what_does_not_go_with_time(changes: dict[str, Any], words: str) -> None:

@@ -13,12 +13,13 @@ from helpers.runs import assert_same_state, experiment, go
 from scipy.special import ndtr
 
 from fedloom import methods
-from fedloom.base.errors import ConfigError
+from fedloom.base.errors import ConfigError, DataError
 from fedloom.core.context import RoundInfo
+from fedloom.core.local import Local
 from fedloom.core.timeline import Timeline, World
 from fedloom.experiment.federated import FederatedTask, run
 from fedloom.parts.weighting import InverseProbability
-from fedloom.timing import Buffered, Deadline, Lognormal
+from fedloom.timing import Buffered, Deadline, Lognormal, Tiers
 from fedloom.timing.selection import (
     ByLoss,
     Clustered,
@@ -92,6 +93,21 @@ def test_rounds_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "rounds.csv").write_text("round,client\n1,2\n1,0\n2,5\n")
     clients = [Listed(path=tmp_path / "rounds.csv").draw(past(t)).clients.tolist() for t in range(3)]
     assert clients == [[0, 2], [5], [0, 2]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"), [("1,2\n3,5\n", "every round from 1"), ("1,2\n2,0.5\n", "'client' must have whole numbers")]
+)
+def test_a_file_with_gaps_or_fractions_is_no_list_of_rounds(rows: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "rounds.csv").write_text("round,client\n" + rows)
+    with pytest.raises(DataError, match=words):
+        Listed(path=tmp_path / "rounds.csv").draw(past())
+
+
+def test_losses_below_zero_have_no_utility() -> None:
+    scores = Oort(exploration=0.0).scores(past(losses=np.linspace(1, -1, CLIENTS)))
+    assert (scores >= 0).all()
+    assert scores[-1] == 0 < scores[0]
 
 
 @pytest.mark.parametrize("mixing", ["uniform", "by_samples"])
@@ -174,7 +190,8 @@ def test_losses_of_local_work_guide_the_next_round() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"selection": ByLoss(), "schedule": Buffered(2), "devices": Lognormal(), "cohort": 3}, "does not wait"),
+        ({"selection": ByLoss(), "schedule": Buffered(2), "devices": Lognormal(), "cohort": 3}, "its own way"),
+        ({"selection": Weighted(), "schedule": Tiers(2), "devices": Lognormal(), "cohort": 3}, "its own way"),
         ({"selection": Weighted(), "sampling": "bernoulli"}, "sampling=fixed"),
         ({"selection": Weighted(), "method": "dp_fedavg"}, "privacy"),
     ],
@@ -186,6 +203,23 @@ def test_what_does_not_go_with_a_selection(changes: dict[str, Any], words: str) 
 
 def test_inverse_probabilities_must_be_known() -> None:
     method = replace(methods.make("fedavg"), name="mine", weighting=(InverseProbability(),))
-    with pytest.raises(ConfigError, match="which are known with schedule=rounds or deadline"):  # before it is set up
+    with pytest.raises(ConfigError, match="which are known with schedule=rounds, or deadline"):  # before it is set up
         experiment(method=method, schedule=Buffered(2), devices=Lognormal(), cohort=3)
+    with pytest.raises(ConfigError, match=r"deadline without local\.stragglers"):  # who is one may be late
+        experiment(method=method, schedule=Deadline(1.0), devices=Lognormal(), local=Local(stragglers=0.5))
     assert go(method, selection=Weighted(), cohort=3).history[-1]["train/loss"] > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "probability"),
+    [
+        ({"cohort": 3}, 3 / 6),
+        ({"cohort": 3, "presence": {"4": (9,), "5": (9,)}}, 3 / 4),
+        ({"participation": 0.1, "sampling": "bernoulli"}, 0.1 / (1 - 0.9**6)),  # empty cohorts are drawn again
+    ],
+)
+def test_probabilities_of_uniform_cohorts(settings: dict[str, Any], probability: float) -> None:
+    method = replace(methods.make("fedavg"), name="mine", weighting=(InverseProbability(),))
+    arrivals = FederatedTask(experiment(method=method, **settings))._arrivals(0)
+    assert arrivals.included is not None
+    np.testing.assert_allclose(arrivals.included, probability)

@@ -125,6 +125,11 @@ class Clock:
             )
         return fits
 
+    @cached_property
+    def invited(self) -> np.ndarray:
+        """Whether each client is ever invited, bool [K]: its device has the memory, and is there at some time."""
+        return self.fits & self.devices.ever_present(self.plan.population.clients)
+
     def _samples(self, clients: np.ndarray, version: int | None = None) -> np.ndarray:
         """Samples in the local steps of clients on a version, or as usual without stragglers; float64 [clients]."""
         plan, samples = self.plan, np.empty(len(clients))

@@ -292,8 +292,8 @@ class Experiment:
             "full_participation": (size < federation.seen, "needs every client in every round, but the cohort holds "
                                    f"{size} of {federation.seen}; set participation=1."),
             "probabilities": (not self.has_probabilities, "divides by the probabilities with which clients take part, "
-                              "which are known with schedule=rounds or deadline, and devices that are always there; "
-                              "choose these."),
+                              "which are known with schedule=rounds, or deadline without local.stragglers, and devices "
+                              "that are always there; choose these."),
             "twin": (not self.augment, "compares two augmented views, but nothing is augmented; set it with "
                      "augment=[crop,flip]."),
             "target": (federation.unlabelled is None, "learns from unlabelled inputs of a target distribution, but the "
@@ -333,8 +333,8 @@ class Experiment:
     @property
     def has_probabilities(self) -> bool:
         """Whether the probability is known with which each client takes part in a round."""
-        always = self.devices is None or self.devices.always
-        return always and isinstance(self.schedule, Rounds | Deadline)
+        waits = isinstance(self.schedule, Rounds) or (isinstance(self.schedule, Deadline) and not self.local.stragglers)
+        return waits and (self.devices is None or self.devices.always)
 
     def _check_schedule(self) -> None:
         """Raise a ``ConfigError`` for a schedule or devices that do not go with the method or the other conditions."""
@@ -348,12 +348,13 @@ class Experiment:
                 "before training; leave devices out."
             )
         self._check_selection(name)
-        if isinstance(schedule, Rounds) and self.selection == Uniform():
+        always = self.devices is None or self.devices.always
+        if isinstance(schedule, Rounds) and self.selection == Uniform() and (always or not self.presence):
             return
         if self.presence:
             raise ConfigError(
-                "presence changes who can be invited between rounds; choose schedule=rounds and selection=uniform, or "
-                "devices with intervals in place of presence."
+                "presence changes who can be invited between rounds; choose schedule=rounds, selection=uniform and "
+                "devices that are always there, or devices with intervals in place of presence."
             )
         if isinstance(schedule, Rounds):
             return
@@ -406,10 +407,10 @@ class Experiment:
                 f"selection={name} invites some clients more often than others, which no privacy account "
                 "here covers; choose selection=uniform."
             )
-        if selection.adaptive and (self.schedule.stale or isinstance(self.schedule, Tiers)):
+        if self.schedule.stale or isinstance(self.schedule, Tiers):
             raise ConfigError(
-                f"selection={name} goes by losses of the round before, which schedule={schedule} "
-                "does not wait for; choose schedule=rounds, deadline or over_select."
+                f"selection={name} draws the cohorts of rounds, but schedule={schedule} draws clients its own way; "
+                "choose schedule=rounds, deadline or over_select."
             )
 
     def _check_objects(self) -> None:

@@ -547,6 +547,12 @@ class FederatedTask(TrainerTask):
     def timeline(self) -> Timeline:
         """The server steps of the run."""
         experiment, participants, clock = self.experiment, self.federation.seen, self.clock
+        members = (experiment.schedule.members(experiment.cohort_size) if experiment.schedule.stale else None) or 1
+        if clock is not None and (count := np.count_nonzero(clock.invited[:participants])) < members:
+            raise ConfigError(
+                f"a step takes the work of {members} clients, but {count} have a device that is there at some time and "
+                "has the memory for it; see devices.memory and devices.intervals, or lower schedule.k or the cohort."
+            )
         world = World(
             participants,
             participants if experiment.method.pooled else experiment.cohort_size,
@@ -600,7 +606,10 @@ class FederatedTask(TrainerTask):
         if self.last_selection is not None and self.last_selection[0] == number:
             pi = self.last_selection[1].probabilities
         else:
-            pi = np.full(len(arrivals.clients), (experiment.expected_cohort or experiment.cohort_size) / participants)
+            present = len(experiment.present(number)) if experiment.presence else participants
+            p = (experiment.expected_cohort or 0) / participants
+            share = p / (1 - (1 - p) ** present) if p else len(arrivals.clients) / present  # empty cohorts are redrawn
+            pi = np.full(len(arrivals.clients), share)
         pi = pi * (1 - experiment.drop_rate) * (1.0 if arrivals.punctual is None else arrivals.punctual)
         return replace(arrivals, included=pi)
 

@@ -13,11 +13,12 @@ from typing import Annotated, NamedTuple
 import numpy as np
 
 from fedloom.base import rng
-from fedloom.base.errors import DataError, nearest
+from fedloom.base.errors import ConfigError, DataError, nearest
 from fedloom.base.ranges import NonNegative, Positive, Range
 from fedloom.base.registry import Ranged, Registry
 
 Share = Annotated[float, Range(0, 1, above=True)]
+NUMBERED = ("client", "round", "version")  # columns of whole numbers
 
 devices: Registry[Devices | None] = Registry(
     "devices",
@@ -118,6 +119,10 @@ class Devices(Ranged, ABC):
         phase = uniforms(rng.key(seed, "availability"), clients)
         return (time / self.day + phase) % 1.0 < self.availability
 
+    def ever_present(self, clients: int) -> np.ndarray:
+        """Whether each of K clients is available at some time of the day, bool [K]."""
+        return np.ones(clients, dtype=bool)
+
     def change(self, time: float, clients: int, seed: int) -> float:
         """The first time after a given one at which a client may become available, of K; inf if all always are."""
         if self.availability == 1:
@@ -212,6 +217,11 @@ class Grades(RandomDevices):
 
     speeds: tuple[Positive, ...] = (1.0, 0.3, 0.1)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.speeds:
+            raise ConfigError("devices 'grades': speeds is empty; give at least one, like [1,.3,.1].")
+
     def factors(self, clients: int, draw: np.random.Generator) -> np.ndarray:
         kinds = draw.permutation(clients) % len(self.speeds)
         return np.broadcast_to(np.asarray(self.speeds)[kinds], (2, clients))
@@ -284,8 +294,9 @@ class Recorded(Devices):
         start, end = table["start"], table["end"]
         if not ((start >= 0) & (start < end) & (end <= self.day)).all():
             raise DataError(f"{self.intervals}: every interval must begin before it ends, within {self.day:g} seconds.")
-        order = np.argsort(table["client"] * self.day + start, kind="stable")
-        return (table["client"] * self.day + start)[order], (table["client"] * self.day + end)[order]
+        starts, ends = table["client"] * self.day + start, table["client"] * self.day + end
+        order = np.argsort(starts, kind="stable")
+        return starts[order], np.maximum.accumulate(ends[order])  # intervals may overlap
 
     def present(self, clients: np.ndarray, time: float, seed: int) -> np.ndarray:
         if self.intervals is None:
@@ -295,13 +306,19 @@ class Recorded(Devices):
         before = np.searchsorted(starts, at, side="right") - 1
         return (before >= 0) & (at < ends[before])
 
+    def ever_present(self, clients: int) -> np.ndarray:
+        if self.intervals is None:
+            return super().ever_present(clients)
+        present = np.diff(np.searchsorted(self._windows[0], np.arange(clients + 1) * self.day)) > 0
+        if not present.any():
+            raise DataError(f"{self.intervals} has no interval of the {clients} clients, which are numbered from 0.")
+        return present
+
     def change(self, time: float, clients: int, seed: int) -> float:
         if self.intervals is None:
             return super().change(time, clients, seed)
         starts = self._windows[0]
         openings = np.unique(starts[starts < clients * self.day] % self.day)
-        if not len(openings):
-            raise DataError(f"{self.intervals} has no interval of the {clients} clients, which are numbered from 0.")
         later = openings[openings > time % self.day]
         day_start = time - time % self.day
         return day_start + float(later[0]) if len(later) else day_start + self.day + float(openings[0])
@@ -326,4 +343,6 @@ def columns(path: Path, required: Collection[str] = (), optional: Collection[str
         raise DataError(f"{path} has a column with something other than numbers.") from None
     if name := next((name for name, column in table.items() if not np.isfinite(column).all()), ""):
         raise DataError(f"{path}: column {name!r} has cells without a finite number.")
+    if name := next((name for name in NUMBERED if name in table and (table[name] % 1).any()), ""):
+        raise DataError(f"{path}: column {name!r} must have whole numbers.")
     return table

@@ -100,7 +100,9 @@ class Listed(Selection):
     def draw(self, past: Past) -> SelectedClients:
         table = columns(self.path, ("round", "client"))
         rounds = np.unique(table["round"])
-        clients = np.unique(table["client"][table["round"] == rounds[past.t % len(rounds)]]).astype(np.int64)
+        if (rounds != np.arange(1, len(rounds) + 1)).any():
+            raise DataError(f"{self.path} does not have every round from 1.")
+        clients = np.unique(table["client"][table["round"] == 1 + past.t % len(rounds)]).astype(np.int64)
         if clients.min() < 0 or clients.max() >= len(past.sizes):
             raise DataError(f"{self.path} names clients that do not exist; they are 0 to {len(past.sizes) - 1}.")
         return SelectedClients(clients, np.ones(len(clients)))
@@ -174,8 +176,7 @@ class Oort(Selection):
     exploration: Probability = 0.1
 
     def scores(self, past: Past) -> np.ndarray:
-        utility = past.sizes * past.losses
-        utility = np.where(np.isnan(utility), np.nanmax(utility) if np.isfinite(utility).any() else 1.0, utility)
+        utility = filled_losses(past.sizes * past.losses)
         if past.seconds.any():
             utility = utility * np.minimum(1.0, np.quantile(past.seconds, self.quantile) / past.seconds) ** self.alpha
         total = utility.sum()
@@ -212,7 +213,11 @@ class Clustered(Selection):
 
 
 def filled_losses(losses: np.ndarray) -> np.ndarray:
-    """Losses ≥ 0, float64 [K], with the largest one for clients that have none; ones if none has any."""
+    """Losses ≥ 0, float64 [K], with the largest one for clients that have none; ones if none has any.
+
+    >>> filled_losses(np.array([2.0, np.nan, -1.0]))
+    array([2., 2., 0.])
+    """
     finite = np.isfinite(losses)
     return np.maximum(np.where(finite, losses, losses[finite].max() if finite.any() else 1.0), 0.0)
 
