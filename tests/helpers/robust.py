@@ -117,7 +117,7 @@ class FLTrust(slots.Mixing):
         scaled = [np.linalg.norm(g0) / n * g for g, n in zip(client_updates, norms, strict=True)]
         if not any(trust):  # the paper divides by zero; nobody is followed then
             self.g = 0 * g0
-            return np.ones(len(who))
+            return np.eye(len(who))[0]
         self.g = sum(s * g for s, g in zip(trust, scaled, strict=True)) / sum(trust)
         return np.array([0.0, *(s / n for s, n in zip(trust, norms, strict=True))])
 

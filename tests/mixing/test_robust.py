@@ -159,7 +159,9 @@ def test_whoever_points_away_from_the_root_has_no_trust_whatever_its_number() ->
     assert p[0] == 0
     np.testing.assert_allclose(p.sum(), 1)
     assert np.linalg.norm(delta) <= np.linalg.norm(honest[0]) * (1 + 1e-12)
-    assert (mixed(FLTrust(), np.concatenate([honest[:1], updates[4:]]))[1] == 0).all()
+    p, delta = mixed(FLTrust(), np.concatenate([honest[:1], updates[4:]]))
+    assert (delta == 0).all()
+    assert p.tolist() == [1] + [0] * 30, "whoever has no trust sends no batch statistics either"
     p, _ = mixed(FLTrust(), np.concatenate([honest, np.zeros_like(honest[:1])]))
     assert p[4] == 0, "whoever did not move has none either"
 

@@ -21,7 +21,8 @@ class FLTrust(Mixing):
     """Δ = Σ s_i (‖Δ_0‖/‖Δ_i‖) Δ_i / Σ s_i with trust scores s_i = max(cos(Δ_i, Δ_0), 0), Δ_0 the server's own update.
 
     The server's data set is held by one client, the root, which trains like all others, participates in every round and
-    is not mixed itself. If it drops out, the round has no effect; if no client is trusted, Δ = 0.
+    is not mixed itself. If it drops out, the round has no effect; if no client is trusted, Δ = 0, and batch statistics
+    are the root's.
 
     Breakdown point: any number of hostile clients: the result is never longer than ‖Δ_0‖ and never points away from
     Δ_0, and a client whose update does (cos ≤ 0) has p_i = 0 exactly. Within that half space hostile clients can still
@@ -64,7 +65,7 @@ class FLTrust(Mixing):
         scores[root] = 0
         raw = np.divide(scores, norms, out=np.zeros(n), where=norms > 0)
         if raw.sum() == 0:
-            return {"scale": torch.tensor(0.0)}, np.full(n, 1 / n)
+            return {"scale": torch.tensor(0.0)}, np.eye(n)[root]
         scale = torch.tensor(length * raw.sum() / scores.sum(), dtype=torch.float64)
         return {"scale": scale}, raw / raw.sum()
 
