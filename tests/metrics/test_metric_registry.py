@@ -118,12 +118,30 @@ def test_a_metric_may_return_any_scalar(monkeypatch) -> None:
         assert predictions([name], OUT, TRUE).value(name) == 0.5
 
 
+def test_a_cell_of_a_notebook_that_defines_a_metric_may_run_again(monkeypatch) -> None:
+    monkeypatch.setattr(registry, "_METRICS", dict(registry._METRICS))
+
+    def run_cell(value: float) -> None:
+        @fl.metrics.metric()
+        def constant(out, y):
+            return value
+
+    run_cell(0.25)
+    run_cell(0.75)
+    assert predictions(["constant"], OUT, TRUE).value("constant") == 0.75
+    with pytest.raises(ConfigError, match="there is already a metric 'constant'"):
+        fl.metrics.metric("constant")(max)
+
+
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
         (lambda: fl.metrics.metric("accuracy")(max), "there is already a metric 'accuracy'"),
         (lambda: fl.metrics.metric("a/b")(max), "cannot be called 'a/b'"),
-        (lambda: fl.metrics.metric("loss")(max), "cannot be called 'loss'"),
+        *(
+            (lambda name=name: fl.metrics.metric(name)(max), f"cannot be called '{name}'")
+            for name in ("loss", "n", "client")
+        ),
         (lambda: fl.metrics.metric(direction="up"), "no direction 'up'"),  # type: ignore[arg-type]
         (lambda: fl.metrics.metric(of="logit"), "cannot be a function of 'logit'"),  # type: ignore[arg-type]
         (lambda: fl.metrics.metric(max), "with parentheses"),  # type: ignore[arg-type]

@@ -80,6 +80,18 @@ def test_gini_equals_its_definition() -> None:
     assert gini(3 * x) == pytest.approx(direct)
 
 
+@pytest.mark.parametrize(("value", "clients"), [(0.1, 10), (0.3, 7), (0.7, 100)])
+def test_gini_of_equal_values_is_zero_however_their_sums_round(value: float, clients: int) -> None:
+    assert gini([value] * clients) == 0
+
+
+def test_an_infinite_value_leaves_only_undefined_what_it_makes_so() -> None:
+    figures = summary([1.0, 2.0, 3.0, math.inf], direction="min")
+    assert (figures["mean"], figures["worst"], figures["gap"], figures["best"]) == (math.inf, math.inf, math.inf, 1.0)
+    assert math.isnan(figures["std"])
+    assert math.isnan(figures["gini"])
+
+
 def test_summaries_are_written_with_arrays() -> None:
     """They are made of every metric in every evaluation, of 100 000 clients as well."""
     x = np.random.default_rng(2).random(2000)

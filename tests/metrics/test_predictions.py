@@ -10,7 +10,7 @@ import torch
 from sklearn.metrics import roc_auc_score, top_k_accuracy_score
 
 from fedloom.base.errors import ConfigError
-from fedloom.metrics import Predictions, auprc, auroc, direction, ece, f1, mce, predictions, top_k
+from fedloom.metrics import Predictions, auprc, auroc, direction, ece, f1, mce, predictions, r2, top_k
 from fedloom.metrics.registry import lookup, view
 from fedloom.parts.objectives import SquaredError
 
@@ -63,6 +63,14 @@ def test_auroc_is_not_defined_for_one_class() -> None:
 def test_top_k_is_scikit_learns(k: int) -> None:
     p, y = RANDOM.random((50, 5)), RANDOM.integers(5, size=50)
     assert top_k(p, y, k) == pytest.approx(top_k_accuracy_score(y, p, k=k, labels=range(5)))
+
+
+def test_r2_of_a_constant_target_is_one_or_zero_whatever_its_mean_rounds_to() -> None:
+    assert np.mean([0.1] * 3) != 0.1
+    assert r2([0.1, 0.2, 0.3], [0.1] * 3) == 0
+    assert r2([0.1] * 3, [0.1] * 3) == 1
+    assert r2([[0.1, 1.0], [0.2, 2.0], [0.3, 3.0]], [[0.1, 1.0], [0.1, 2.0], [0.1, 3.0]]) == 0.5
+    assert np.isnan(r2([], []))
 
 
 def test_calibration_by_hand() -> None:

@@ -112,6 +112,12 @@ def test_the_paired_test_of_equal_differences_has_no_p() -> None:
     assert rounded["se"] == 0
 
 
+def test_a_seed_without_a_finite_value_does_not_count_in_the_paired_test() -> None:
+    rival, without = {1: 1.0, 2: 1.0, 3: 1.0}, paired({1: 2.0, 2: 4.0}, {1: 1.0, 2: 1.0})
+    for value in (np.inf, np.nan):
+        assert paired({3: value, 1: 2.0, 2: 4.0}, rival) == without
+
+
 def test_only_clients_that_train_are_counted_in_a_cohort_and_in_the_weights(make_run) -> None:
     federation = {"clients": CLIENTS, "unseen": 5, "digest": "d"}
     run = make_run(rounds=2, config={"identity": {"method": {"name": "fedavg"}, "federation": federation}})

@@ -2,8 +2,8 @@
 
 Rounds without a value (not evaluated, or NaN) are skipped. ``paired`` compares two methods over seeds.
 
->>> found = paired({1: 0.8, 2: 0.9, 3: 1.0}, {1: 0.7, 2: 0.8, 3: 0.8})
->>> f"{found['mean']:.3f} ± {found['se']:.3f}"
+>>> gain = paired({1: 0.8, 2: 0.9, 3: 1.0}, {1: 0.7, 2: 0.8, 3: 0.8})
+>>> f"{gain['mean']:.3f} ± {gain['se']:.3f}"
 '0.133 ± 0.033'
 """
 
@@ -176,22 +176,22 @@ EQUAL = 1e-12
 def paired(a: Mapping[Seed, float], b: Mapping[Seed, float], comparisons: int = 1) -> dict[str, float]:
     """Mean of a - b over common seeds, its standard error, and the interval and two-sided p of the paired t test.
 
-    The level of the interval is 95 % for all ``comparisons`` together (Bonferroni); p is that of a single one, NaN if
-    all differences are equal.
+    Seeds with a value that is not finite are left out. The level of the interval is 95 % for all ``comparisons``
+    together (Bonferroni); p is that of a single one, NaN if all differences are equal.
 
-    >>> found = paired({1: 0.8, 2: 0.9, 3: 1.0}, {1: 0.7, 2: 0.8, 3: 0.8})
-    >>> round(found["mean"], 3), round(found["se"], 3), round(found["low"], 2), round(found["p"], 3), found["seeds"]
+    >>> gain = paired({1: 0.8, 2: 0.9, 3: 1.0}, {1: 0.7, 2: 0.8, 3: 0.8})
+    >>> round(gain["mean"], 3), round(gain["se"], 3), round(gain["low"], 2), round(gain["p"], 3), gain["seeds"]
     (0.133, 0.033, -0.01, 0.057, 3)
     """
     from scipy.special import stdtr, stdtrit  # slow to import
 
-    d = np.array([a[seed] - b[seed] for seed in a if seed in b])
-    d = d[np.isfinite(d)]
+    seeds = [seed for seed in a if seed in b and math.isfinite(a[seed] - b[seed])]
+    d = np.array([a[seed] - b[seed] for seed in seeds])
     if len(d) < 2:
         unknown = dict.fromkeys(("mean", "se", "low", "high", "p"), math.nan)
         return unknown | ({"mean": float(d[0])} if len(d) else {}) | {"seeds": len(d)}
     se = float(d.std(ddof=1) / math.sqrt(len(d)))
-    if se <= EQUAL * max(abs(values[seed]) for values in (a, b) for seed in a if seed in b):
+    if se <= EQUAL * max(abs(values[seed]) for values in (a, b) for seed in seeds):
         se = 0.0
     half = float(stdtrit(len(d) - 1, 1 - (1 - LEVEL) / (2 * comparisons))) * se
     mean = float(d.mean())

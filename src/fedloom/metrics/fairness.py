@@ -84,7 +84,7 @@ def gini(values: Values) -> float:
     if not len(x) or x[0] < 0 or x.sum() <= 0:
         return NAN
     ranks = np.arange(1, len(x) + 1)
-    return float(((2 * ranks - len(x) - 1) * x).sum() / (len(x) * x.sum()))
+    return float(np.maximum(((2 * ranks - len(x) - 1) * x).sum() / (len(x) * x.sum()), 0.0))  # not below by rounding
 
 
 def quantiles(values: Values, at: Sequence[float] = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)) -> dict[float, float]:
@@ -132,6 +132,7 @@ def hardest_weight(values: Values, weights: Values, share: float = 0.1, directio
     return float(w[hardest].sum() / w.sum()) if w.sum() > 0 else NAN
 
 
+@np.errstate(invalid="ignore")  # of infinite values there is a mean, but no standard deviation
 def summary(values: Values, weights: Values | None = None, direction: Direction = "max") -> dict[str, float]:
     """All summaries by the names under which a run stores them (``clients/accuracy/<name>``).
 

@@ -178,11 +178,13 @@ def r2(outputs: ArrayLike, targets: ArrayLike) -> float:
         >>> r2([1.0, 2.0, 3.0], [1.0, 2.0, 4.0])
         0.7857142857142857
     """
-    out, y = (a.reshape(len(a), -1) for a in (np.asarray(b, dtype=np.float64) for b in (outputs, targets)))
+    out, y = np.asarray(outputs, dtype=np.float64), np.asarray(targets, dtype=np.float64)
     if len(out) < 2 or not np.isfinite(out).all():
         return NAN
+    out, y = out.reshape(len(out), -1), y.reshape(len(y), -1)
     left, total = ((y - out) ** 2).sum(0), ((y - y.mean(0)) ** 2).sum(0)
-    return float(np.mean(1 - np.where(total > 0, left / np.where(total > 0, total, 1), left > 0)))
+    is_constant = (y == y[0]).all(0)  # its mean may differ from it by rounding
+    return float(np.mean(1 - np.where(is_constant, left > 0, left / np.where(is_constant, 1, total))))
 
 
 def top_k(scores: ArrayLike, labels: ArrayLike, k: int = 5) -> float:

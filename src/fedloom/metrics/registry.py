@@ -87,6 +87,8 @@ _LOWER = {  # of which less is better: summaries over clients, distances, privac
     "std", "gini", "gap", "fid", "kid", "epsilon", "example_epsilon", "kl", "success",
 }  # fmt: skip
 _TOP = re.compile(r"top([1-9]\d{0,8})")
+COLUMNS = frozenset({"round", "client", "name", "n", "model", "lambda", "loss", "reliability"})
+"""What a table of clients holds beside metrics, which cannot have these names."""
 
 
 def metric(
@@ -116,7 +118,8 @@ def metric(
         range: the least and the largest value that it can have; what a deployed node reports beyond is not used.
 
     Raises:
-        ConfigError: if the name is taken or has a slash, or a setting is unknown.
+        ConfigError: if the name is taken or has a slash, or a setting is unknown. A function defined in the same place
+            is replaced, as when a cell of a notebook is run again.
     """
     one_of("a metric has no direction", direction, get_args(Direction))
     one_of("a metric cannot be a function of", of, get_args(View))
@@ -138,11 +141,20 @@ def metric(
 
 def add(metric: Metric) -> None:
     """Register a metric."""
-    if not re.fullmatch(r"\w+", metric.name) or metric.name == "loss":
-        raise ConfigError(f"a metric cannot be called {metric.name!r}; choose a word of letters, digits and _.")
-    if metric.name in _METRICS or _TOP.fullmatch(metric.name):
+    if not re.fullmatch(r"\w+", metric.name) or metric.name in COLUMNS:
+        raise ConfigError(f"a metric cannot be called {metric.name!r}; choose another word of letters, digits and _.")
+    earlier = _METRICS.get(metric.name)
+    if _TOP.fullmatch(metric.name) or (earlier and not _is_same_definition(earlier.function, metric.function)):
         raise ConfigError(f"there is already a metric {metric.name!r}; choose another name.")
     _METRICS[metric.name] = metric
+
+
+def _is_same_definition(first: object, second: object) -> bool:
+    """Whether two functions have one module and name, as if one was defined again."""
+    places = [
+        tuple(getattr(function, key, None) for key in ("__module__", "__qualname__")) for function in (first, second)
+    ]
+    return places[0] == places[1] and None not in places[0]
 
 
 def names() -> list[str]:
