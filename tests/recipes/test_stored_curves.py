@@ -240,12 +240,25 @@ def _(recipe: Any, data: Any, out: Path) -> Any:
     return {"cells": {"acid 5": {"curves": {name: {"0": curves[name]}}}}}
 
 
+@again("pfl/letters", "letters")
+def _(recipe: Any, data: Any, out: Path) -> Any:
+    """The first look."""
+    name, tables = "PFLDyn (Proto)", recipe.tables
+    scale = replace(recipe.SCALE, rounds=recipe.SCALE.every)
+    letters = tables.average_blocks(recipe.sources.make("emnist_l"), scale.shrink)
+    federation = tables.data(letters, "alid", recipe.CLASSES, scale, 0)
+    trials = data["splits"]["alid"]["trials"][name]
+    method = tables.method(name, float(max(trials, key=trials.get)), scale.inner[0])
+    experiment = tables.experiment(method, federation, scale, 0, scale.rounds)
+    return {
+        "splits": {"alid": {"runs": {name: {"0": tables.train(name, experiment, scale, scale.inner[0], out)[name]}}}}
+    }
+
+
 @again("online/s_mnist", "streams")
 def _(recipe: Any, data: Any, out: Path) -> Any:
     setting = recipe.STUDIES["s_mnist"].at(10, recipe.best(data["tuning"]["K 10"]["MOML"]))
-    result = recipe.common.run(
-        setting, "MOML", 12, 0, out / "run"
-    )  # of ten samples; another processor flips a later one
+    result = recipe.common.run(setting, "MOML", 12, 0, out / "run")  # of tens; another processor flips a later one
     return {"runs": {"K 10": {"MOML": {"0": {key: result[key] for key in ("ctm", "bytes")}}}}}
 
 
