@@ -26,8 +26,8 @@ CODE = re.compile(r" code [0-9a-f]{12}")
 UNSAID = ("annotation", "kind", "returns", "type_comment", "type_params")  # fields of syntax that compute nothing
 
 
-def of_part(part: Part | Ranged) -> str:
-    """Describe a part for the identity of a run: its ``repr``, unless that tells too little or too much.
+def of_part(part: Ranged) -> str:
+    """Describe a part or a condition for the identity of a run: its ``repr``, unless that tells too little or too much.
 
     Long tensors are abbreviated there, and functions have memory addresses. A user's own class has a checksum of its
     code beside it, as a user's own loss has, and a setting that names a file one of its contents.
@@ -36,6 +36,7 @@ def of_part(part: Part | Ranged) -> str:
     >>> of_part(Maml(lr=0.5)) == repr(Maml(lr=0.5))
     True
     """
+    assert is_dataclass(part)
     settings = {field.name: getattr(part, field.name) for field in fields(part) if field.repr}
     text = repr(part)
     if type(part).__dataclass_params__.repr and any(map(_obscure, settings.values())):  # pyright: ignore[reportAttributeAccessIssue]

@@ -19,6 +19,7 @@ from fedloom.compute.live import Live
 from fedloom.core.timeline import Timeline
 from fedloom.models.classifier import Operations
 from fedloom.rounds.exchange import State
+from fedloom.rounds.meeting import heard_by
 from fedloom.rounds.plan import ClientPlan
 from fedloom.rounds.server import Server, first_state
 from fedloom.timing.devices import Devices, Fleet
@@ -211,6 +212,11 @@ def _trial(plan: ClientPlan, level: int, server: Server) -> tuple[float, float, 
     if not len(members):
         return 1.0, received, received, received, 0.0
     client = int(members[np.argsort(plan.population.sizes[members], kind="stable")[len(members) // 2]])
+    if server.models is not None:
+        model = int(plan.model_of[client])
+        heard = heard_by(plan, server)(model) if plan.method.needs("heard") else None
+        down = replace(server.model(model).broadcast(plan), heard=heard)
+        received = down.nbytes
     trial_plan = replace(level_plan, local=replace(level_plan.local, steps=1, epochs=1, stragglers=0.0))
     state: State = first_state(trial_plan, down.theta)
     outputs: list[int] = []
