@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from helpers.runs import go
 
 from fedloom.base import rng
+from fedloom.base.errors import ConfigError
 from fedloom.core.context import Facts, Meeting
 from fedloom.core.links import Links
+from fedloom.core.local import Local
 from fedloom.methods import make
 from fedloom.parts.topology import FirstOrder
 
@@ -45,6 +48,12 @@ def test_who_explores_hears_others_than_the_best() -> None:
     assert counts[0] == 0
     assert counts[1:3].min() > 0
     assert counts[1:3].sum() == counts[3] == 20
+
+
+def test_losses_are_not_read_where_gradients_alone_are_private() -> None:
+    local = Local(steps=1, batch_size=4, dp_clip=1.0, dp_noise=1.0)
+    with pytest.raises(ConfigError, match="'first_order' reads losses of the data"):
+        go(make("fedfomo"), rounds=1, local=local)
 
 
 def test_a_message_is_counted_for_every_model_that_is_heard() -> None:

@@ -59,6 +59,7 @@ from fedloom.parts.topology import (
 from fedloom.parts.topology.attention import squared_distances
 from fedloom.rounds.aggregate import even_blocks
 from fedloom.rounds.engine import Group, calls
+from fedloom.timing import Equal
 
 LOSS = (CrossEntropy(),)
 LOCAL = Local(epochs=2, batch_size=4, lr=0.2, lr_decay=0.9)
@@ -252,7 +253,8 @@ class Unequal(OwnModel):
 
 
 @pytest.mark.parametrize(
-    "topology", [Attention(), Collaboration(), FirstOrder(), CombinedHeads(), Ring(push_sum=True), Unequal()]
+    "topology",
+    [Attention(), Collaboration(), FirstOrder(), CombinedHeads(), Ring(push_sum=True), Exponential(), Unequal()],
 )
 def test_gradient_tracking_is_refused_where_mixing_moves_the_mean(topology: Topology) -> None:
     with pytest.raises(ConfigError, match="relies on means over models that mixing them keeps"):
@@ -402,8 +404,22 @@ def test_a_client_that_pushes_and_hears_nobody_ends_with_a_sentence() -> None:
     graph, weights = EdgeList(push_sum=True, pairs=((1, 0),), one_way=True), torch.tensor([1.5e-30, 2.0]).double()
     meeting = Meeting(*[None] * len(Meeting._fields))  # type: ignore[arg-type]
     meeting = meeting._replace(t=99, facts=NO_ROUND.facts._replace(clients=2), active=np.arange(2))
-    with pytest.raises(ConfigError, match="client 0 has pushed away all of its weight and receives none"):
+    with pytest.raises(ConfigError, match="client 0 has pushed away all of its weight"):
         graph.between({"weights": weights}, meeting)
+    with pytest.raises(ConfigError, match="weights that some clients push never come back"):  # before the run
+        graph.check(Local(), meeting.facts)
+    for pairs in ((), ((1, 0), (0, 1))):  # clients alone keep theirs
+        replace(graph, pairs=pairs).check(Local(), meeting.facts)
+    Exponential(one_peer=True, push_sum=True).check(Local(), NO_ROUND.facts._replace(clients=8))
+
+
+@pytest.mark.parametrize("method", ["kgt", "apple"])
+def test_the_clock_counts_the_work_on_a_model_of_ones_own(method: str) -> None:
+    clock, plain = (FederatedTask(experiment(name, devices=Equal())).clock for name in (method, "fedavg"))
+    assert clock is not None
+    assert plain is not None
+    assert clock.macs[0] >= plain.macs[0] > 1
+    assert clock.down[0] > plain.down[0]
 
 
 def test_a_cluster_is_divided_where_its_clients_pull_apart_and_not_before() -> None:

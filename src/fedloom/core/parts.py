@@ -596,7 +596,7 @@ class Topology(Part):
         home: where models live: at the ``server``, which mixes them for nothing; at ``edges`` between clients and a
             cloud, to which they are sent to be mixed; or at the ``clients`` themselves, where every entry of B off the
             diagonal is a message from one client to another.
-        mean: what becomes of the mean of the models: it may be ``moved`` by B; it is ``kept``, if all take part, as
+        mean: what becomes of the mean of the models: it may be ``moved`` by B; it is ``kept``, whoever takes part, as
             parts need whose entries B mixes (``Part.mixed``); or ``unused``, since no client has it, and not evaluated.
     """
 

@@ -18,7 +18,7 @@ from fedloom.core.context import Heard, Meeting
 from fedloom.core.hook_results import halves, pair
 from fedloom.core.links import Links, check_links, mixed
 from fedloom.core.server_data import ServerData
-from fedloom.core.slots import hook_name
+from fedloom.core.slots import hook_name, label
 from fedloom.rounds.aggregate import Fold, Traffic
 from fedloom.rounds.cohort import Cohort, Report
 from fedloom.rounds.engine import Engine
@@ -109,8 +109,13 @@ def meet(
         return now
 
     def losses_of(at: Server) -> Callable[[int, np.ndarray], np.ndarray]:
-        on_validation = plan.validation is not None
-        return lambda number, clients: received_losses(plan, engine, at.model(number), store, clients, on_validation)
+        def losses(number: int, clients: np.ndarray) -> np.ndarray:
+            if plan.local.dp_clip is not None:
+                who = f"topology {label(topology)!r}"
+                raise ConfigError(f"{who} reads losses of the data, which local.dp_clip does not make private.")
+            return received_losses(plan, engine, at.model(number), store, clients, plan.validation is not None)
+
+        return losses
 
     meeting = Meeting(
         t, plan.facts, np.array(sorted(moved), dtype=np.int64), plan.model_sizes, plan.receivers,

@@ -20,7 +20,9 @@ from fedloom.base.ranges import Count, NonNegativeInt, Probability
 from fedloom.base.tree import Tree
 from fedloom.core.context import Facts, Meeting
 from fedloom.core.links import Links
+from fedloom.core.local import Local
 from fedloom.core.parts import Topology
+from fedloom.core.slots import label
 
 LARGEST, DIGITS = 64 << 20, 9  # bytes of a file of edges, and digits of a client's number there
 
@@ -102,6 +104,24 @@ class Graph(OwnModel):
     def edges(self, clients: int, t: int) -> np.ndarray:
         """Return the edges (i, j) of round t between clients 0 to K - 1, int64 [m, 2]; repetitions are ignored."""
 
+    def check(self, local: Local, facts: Facts) -> None:
+        """Raise ``ConfigError`` if some client pushes its weight away for good, with ``push_sum``."""
+        if not (self.push_sum and self.directed):
+            return
+        from scipy.sparse import coo_array  # slow to import
+        from scipy.sparse.csgraph import connected_components
+
+        rounds = [self.links(facts.clients, t) for t in range(self.period(facts.clients))]
+        arcs = [(links.sources, np.repeat(links.rows, np.diff(links.starts))) for links in rounds]
+        places = np.concatenate(arcs, axis=1)
+        graph = coo_array((np.ones(places.shape[1]), places), (facts.clients, facts.clients))
+        strong, weak = (connected_components(graph, True, kind, False) for kind in ("strong", "weak"))
+        if strong > weak:
+            raise ConfigError(
+                f"topology {label(self)!r}: with push_sum, weights that some clients push never come back to them; add "
+                "edges, so that a client also hears, over others, from everyone who hears it."
+            )
+
     def links(self, clients: int, t: int, active: np.ndarray | None = None) -> Links:
         """B of round t among the active clients, sorted, int64 [n], or A with ``push_sum``; None: all K."""
         pairs = np.asarray(self.edges(clients, t), dtype=np.int64).reshape(-1, 2)
@@ -144,8 +164,8 @@ class Graph(OwnModel):
         new[links.rows] = np.bincount(row, pushed, clients)[links.rows]
         if new.min() < LIGHTEST:
             raise ConfigError(
-                f"topology: with push_sum, client {int(new.argmin())} has pushed away all of its weight and "
-                "receives none; choose a graph in which each client reaches every other."
+                f"topology: with push_sum, client {int(new.argmin())} has pushed away all of its weight; choose a "
+                "graph in which clients hear about as many as hear them."
             )
         steps = 1 / (new if self.combine_first else w)[links.rows]
         return {"weights": torch.from_numpy(new)}, links._replace(weights=pushed / new[row], steps=steps, beside=1)
@@ -162,7 +182,10 @@ class Ring(Graph):
 
 @dataclass(frozen=True)
 class Torus(Graph):
-    """A grid whose opposite sides meet, with four neighbours each; its sides are the divisors of K nearest to √K."""
+    """A grid whose opposite sides meet, with four neighbours each; its sides are the divisors of K nearest to √K.
+
+    For a prime K it is a ring.
+    """
 
     def edges(self, clients: int, t: int) -> np.ndarray:
         height = next(n for n in range(math.isqrt(clients), 0, -1) if clients % n == 0)
@@ -217,11 +240,6 @@ class Exponential(Graph):
     def directed(self) -> bool:
         """Each client hears others than those that hear it."""
         return True
-
-    @property
-    def mean(self) -> Literal["kept", "moved"]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """As many hear a client as it hears."""
-        return "moved" if self.push_sum else "kept"
 
     def period(self, clients: int) -> int:
         return max(clients - 1, 1).bit_length() if self.one_peer else 1
