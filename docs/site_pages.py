@@ -303,7 +303,7 @@ def described(base: type) -> dict[str, str]:
 
 
 def used() -> dict[str, set[str]]:
-    """The registered parts that override or declare something, by its name, like ``Part.grad`` or ``Needs.samples``."""
+    """The registered parts that override or declare something, by its name, like ``Part.grad`` or ``Needs.teacher``."""
     users: dict[str, set[str]] = {}
     for entry in (entry for registry in SLOTS.values() for entry in registry):
         kinds = inspect.getmro(entry.factory)  # pyright: ignore[reportArgumentType]

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedloom.base.errors import ConfigError
 from fedloom.base.ranges import NonNegative, Positive
 from fedloom.core.context import Batch, Context, Output
 from fedloom.core.parts import Needs, Term
@@ -55,6 +56,11 @@ class Inheritance(Term):
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         if ctx.evaluates:
             return torch.zeros(())
+        if "history" not in ctx.own:
+            raise ConfigError(
+                "objective 'inheritance' learns from a historical model of the client, but its personal part keeps "
+                "none; set personal=inherited."
+            )
         assert out.at is not None
         past = out.at(ctx.own["history"])
         if self.by == "outputs":
