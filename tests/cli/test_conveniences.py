@@ -14,7 +14,6 @@ from helpers.commands import Cli
 from fedloom.cli import commands, help_of, overview
 from fedloom.cli.catalogue import KINDS, names_of
 from fedloom.config import resolve
-from fedloom.metrics import registry as metrics
 
 SMALL = ("rounds=2", "clients=3", "partition=iid", "model.hidden=[4]")
 
@@ -29,7 +28,7 @@ def test_help_of_a_command_is_what_its_option_prints(cli: Cli) -> None:
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "settings"])
 def test_lists_are_complete_as_tables_and_as_json(kind: str, cli: Cli) -> None:
     rows = json.loads(cli("list", kind, "--json").out)
-    names = metrics.names() if kind == "metrics" else names_of(kind)
+    names = names_of(kind)
     assert [row["name"] for row in rows] == names
     assert kind == "metrics" or all(row["description"] for row in rows)  # other tests register metrics without
     code, out, _ = cli("list", kind)
@@ -56,6 +55,7 @@ def test_names_may_be_typed_as_papers_write_them(cli: Cli) -> None:
     assert config.values == resolve(["method=feddyn", "method.mixing=q_ffl", "model=mlp", "partition=iid"]).values
     (entry,) = json.loads(cli("list", "FedDyn", "--json").out)
     assert (entry["key"], entry["name"]) == ("method", "feddyn")
+    assert cli("list", "AUROC").out == cli("list", "metrics", "auroc").out != ""
 
 
 def test_a_setting_that_one_method_of_a_sweep_has_is_written_beside_its_name(cli: Cli) -> None:

@@ -92,6 +92,7 @@ def test_everything_has_a_page_of_its_own(cli: Cli):
         assert f"{kind}={name}" in out, name
         assert ">>>" not in out, name
         assert "Args:" not in out, name
+        assert "::" not in out, name
 
 
 def test_a_list_that_is_misspelt_is_suggested_before_an_entry(cli: Cli):

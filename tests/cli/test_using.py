@@ -245,7 +245,7 @@ def test_tables_are_read_as_the_runs_own_table_was(cli: Cli, finished: fl.Traine
 def test_a_table_may_have_several_target_columns(cli: Cli) -> None:
     draw = np.random.default_rng(0)
     table = pd.DataFrame({"age": draw.normal(size=60), "sex": draw.choice(["f", "m"], 60)})
-    table["height"], table["weight"] = table["age"] + 1, -2 * table["age"]
+    table["height"], table["weight"] = table["age"] + 1, 1e6 - 2 * table["age"]
     table.to_csv("people.csv", index=False)
     words = ("data=table:people.csv", "data.label=[height,weight]", "partition=iid", "clients=2", "model=mlp")
     fit = ("run", "-q", "method=fedavg", "method.objective=[squared_error]", "rounds=2", "out=run")
@@ -255,6 +255,8 @@ def test_a_table_may_have_several_target_columns(cli: Cli) -> None:
     assert (code, len(out.splitlines()), len(out.split())) == (0, 60, 120)
     metrics = fl.load("run").server.evaluate(table[["age", "sex"]], table[["height", "weight"]])
     assert f"rmse {metrics['rmse']:.4g}" in err
+    predictions = fl.load("run").server.predict(table[["age", "sex"]]).numpy()
+    assert np.array_equal(np.array(out.split(), dtype=np.float32).reshape(60, 2), predictions)  # with all digits
     table.drop(columns="weight").to_csv("some.csv", index=False)
     assert cli("predict", "run=run", "some.csv")[1:] == (out, "")  # without all targets, predictions alone
     for column in ("age", "sex"):

@@ -96,6 +96,7 @@ def test_natural_clients_are_the_default(capsys: pytest.CaptureFixture[str]) -> 
         (["mnist"], "MNIST is missing: expected MNIST/raw/train-images-idx3-ubyte"),
         (["npz"], "needs a value for 'path'"),
         (["digits", "--out", "a.gif"], "has no known format"),
+        (["digits", "out=a.gif"], "has no known format"),
         (["--out", "a.png"], "needs the name of a data set"),
         (["digits", "data.size=3"], "has no setting 'size'"),
     ],

@@ -164,6 +164,8 @@ def test_statistics_by_hand() -> None:
     assert summary["label_entropy"]["max"] == pytest.approx(1.5 * np.log(2))
     assert summary["entropy_of_all"] == pytest.approx(np.log(2) / 2 + np.log(3) / 3 + np.log(6) / 6)
     assert json.dumps(summary)
+    numbers = statistics(federate((np.zeros((10, 1)), np.linspace(0, 1, 10)), Iid(), clients=2))
+    assert numbers.keys() == summary.keys() - {"classes", "classes_per_client", "label_entropy", "entropy_of_all"}
 
 
 @pytest.mark.parametrize(

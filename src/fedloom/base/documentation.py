@@ -11,6 +11,8 @@ from typing import Any
 
 SECTION = re.compile(r"^(Args|Attributes|Returns|Raises|Examples?):\n((?: +.*\n?|\n)*)", re.MULTILINE)
 EXAMPLE = re.compile(r"^>>>[\s\S]*?(?:\n\n|\Z)", re.MULTILINE)
+LITERAL = re.compile(r"^::\n\n|(?<=\S)(:):$", re.MULTILINE)
+"""The sign before equations."""
 ARGUMENT = re.compile(r"^    (\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)
 
 
@@ -29,7 +31,8 @@ def documentation(factory: Callable[..., Any]) -> tuple[str, Mapping[str, str]]:
         for heading, body in SECTION.findall(doc):
             if heading == "Args":
                 helps |= {name: " ".join(words.split()) for name, words in ARGUMENT.findall(body)}
-        text = re.sub(r"\n{3,}", "\n\n", EXAMPLE.sub("", SECTION.sub("", doc))).strip()
+        text = EXAMPLE.sub("", LITERAL.sub(r"\1", SECTION.sub("", doc)))
+        text = re.sub(r"\n{3,}", "\n\n", text).strip()
     return text, helps
 
 

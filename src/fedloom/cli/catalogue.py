@@ -75,7 +75,7 @@ def look_up(words: Sequence[str]) -> list[Piece]:
 
 def names_of(kind: str) -> list[str]:
     """All names of a kind."""
-    return [name for _, choice in KINDS[kind] for name in choice.registry.names()]
+    return metrics.names() if kind == "metrics" else [n for _, choice in KINDS[kind] for n in choice.registry.names()]
 
 
 def rows_of(kind: str) -> Iterator[Row]:
@@ -168,7 +168,8 @@ def details(kind: str, name: str) -> Iterator[dict[str, Any]]:
         for key, choice in KINDS[candidate]
     }
     matches = [(key, c) for (key, _), c in pairs.items() if c.registry.canonical(name) in c.registry]
-    if not matches:
+    is_metric = not kind and name.lower().replace("-", "_") in names_of("metrics")
+    if not matches and not is_metric:
         raise ConfigError(f"there is no {kind.removesuffix('s')} {name!r}; {nearest(name, names_of(kind))}")
     for key, choice in matches:
         entry = choice.registry[name]
@@ -182,6 +183,8 @@ def details(kind: str, name: str) -> Iterator[dict[str, Any]]:
         citations = list(method.citations()) if method else [bibtex(getattr(entry.factory, "citation", ""))]
         yield {"key": key, "name": entry.name, "description": text, "settings": keys,
                "parts": composition(method) if method else [], "citations": [c for c in citations if c]}  # fmt: skip
+    if is_metric:
+        yield {"rows": [*metric_rows(name)]}
 
 
 def composition(method: Method) -> list[Row]:

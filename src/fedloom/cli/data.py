@@ -161,7 +161,8 @@ def command(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"fedloom data takes the name of a data set first; {nearest(typed, sources.names())}")
     name, _ = sources.shorthand(typed)
     sources[name]  # refuses unknown names
-    out = picture_path(arguments.out) if arguments.out else None
+    path = arguments.out or next((word.removeprefix("out=") for word in words if word.startswith("out=")), None)
+    out = picture_path(path) if path else None
     clients = picture_path(out.with_name(f"{out.stem}-clients{out.suffix}")) if out else None
     source, federation = load(typed, words)
     show(console, name, source, federation, moved=any("root=" in word for word in words))

@@ -113,8 +113,8 @@ def run_and_files(
 
 
 def _text(value: Tensor, names: Sequence[str]) -> str:
-    """A prediction as text: the name of its class, if classes have names, or its numbers."""
-    return names[int(value)] if names else " ".join(f"{number:g}" for number in value.flatten().tolist())
+    """A prediction as text: the name of its class, if classes have names, or its numbers with all digits."""
+    return names[int(value)] if names else " ".join(map(str, value.flatten().numpy()))
 
 
 def _write(path: Path, predictions: Tensor, names: Sequence[str]) -> None:

@@ -475,7 +475,7 @@ PARTITION_CLIENTS = 10_000  # of more, no table of labels is made
 
 
 def statistics(federation: Federation) -> dict[str, Any]:
-    """Sizes, classes per client and label entropy (in nats) of the training split, as plain data.
+    """Sizes of all splits, and classes per client and label entropy (in nats) of the training split, as plain data.
 
     ``entropy_of_all`` is the entropy of the pooled labels, an upper limit that IID clients come close to.
 
@@ -488,7 +488,6 @@ def statistics(federation: Federation) -> dict[str, Any]:
     result: dict[str, Any] = {
         "clients": len(federation),
         **({"unseen": federation.unseen} if federation.unseen else {}),
-        "classes": federation.classes,
         "samples": {"total": int(sizes.sum()), **spread(sizes)},
         "validation": int(federation.validation.index.sizes.sum()),
         "held_out": int(federation.held_out.index.sizes.sum()),
@@ -501,6 +500,7 @@ def statistics(federation: Federation) -> dict[str, Any]:
     pooled = np.bincount(label, count, minlength=1)
     pooled = pooled[pooled > 0] / max(sizes.sum(), 1)
     return result | {
+        "classes": federation.classes,
         "classes_per_client": spread(np.bincount(client, minlength=len(sizes))),
         "label_entropy": spread(np.bincount(client, -part * np.log(part), minlength=len(sizes))),
         "entropy_of_all": float(-(pooled * np.log(pooled)).sum()),
