@@ -75,7 +75,7 @@ all of them: fedloom list settings):
   training.lr=0.05 training.batch_size=50 augment=[crop,flip] cache=auto seed=1 device=auto
 {PLACES}
 examples:
-  fedloom distill                                         three methods on real digits, in seconds
+  fedloom distill                                         three methods on real digits, in a minute
   fedloom distill method=disk data=fashion_mnist teacher=two_cnn model=fedssa_cnn model.channels=[2,4]
   fedloom distill -m method=simkd,simkd_disk teacher=runs/2026-01-31/093000-fedavg-0 data=mnist model=mlp
 """
