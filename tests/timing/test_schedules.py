@@ -272,6 +272,8 @@ def test_traffic_is_that_of_the_timeline() -> None:
         ({"schedule": Tiers(), "method": "afl", "cohort": 6}, "needs every client"),
         ({"method": "ifca"}, "durations are not known"),
         ({"presence": {"0": (2,)}, "devices": Equal(availability=0.5)}, "devices that are always there"),
+        ({"method": "afl", "cohort": 6, "devices": Equal(availability=0.5)}, "needs every client"),
+        ({"method": "dp_fedavg", "devices": Equal(availability=0.5)}, "drawn uniformly"),
     ],
 )
 def test_what_does_not_go_with_time(changes: dict[str, Any], words: str) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from helpers.federations import SIZES
+from helpers.networks import tanh_net, with_norm
 from helpers.runs import assert_same_state, experiment, go
 from scipy.special import ndtr
+from torch import nn
 
 from fedloom import methods
 from fedloom.base.errors import ConfigError, DataError
@@ -27,6 +29,7 @@ from fedloom.timing.selection import (
     Oort,
     Past,
     PowerOfChoice,
+    SelectedClients,
     Selection,
     Uniform,
     Weighted,
@@ -148,6 +151,22 @@ def test_deadlines_favour_fast_clients_and_inverse_probabilities_do_not() -> Non
     mean = np.mean(tail[500:], axis=0)
     assert mean[0] < -0.1
     assert abs(mean[1]) < 0.02
+
+
+@dataclass(frozen=True)
+class Seldom(Selection):
+    """A client that is invited once in twenty rounds, in one of these."""
+
+    def draw(self, past: Past) -> SelectedClients:
+        return SelectedClients(np.array([0]), np.array([0.05]))
+
+
+def test_shares_above_one_leave_variances_positive() -> None:
+    """Variances that moved as far as parameters, beyond those of the client, would be below 0."""
+    method = replace(methods.make("fedavg"), name="mine", weighting=(InverseProbability(),))
+    model = lambda: with_norm(tanh_net(), lambda width: nn.BatchNorm1d(width, momentum=0.5))  # noqa: E731
+    result = go(method, model=model, local=Local(steps=6, batch_size=0), cohort=1, rounds=1, selection=Seldom())
+    assert dict(result.model.named_buffers())["body.1.running_var"].min() > 0
 
 
 @pytest.mark.parametrize("selection", [Weighted(), Oort()], ids=repr)  # without and with a memory of losses

@@ -348,13 +348,22 @@ class Experiment:
                 "before training; leave devices out."
             )
         self._check_selection(name)
-        always = self.devices is None or self.devices.always
-        if isinstance(schedule, Rounds) and self.selection == Uniform() and (always or not self.presence):
-            return
-        if self.presence:
+        plain = isinstance(schedule, Rounds) and (self.devices is None or self.devices.always)
+        if self.presence and not (plain and self.selection == Uniform()):
             raise ConfigError(
                 "presence changes who can be invited between rounds; choose schedule=rounds, selection=uniform and "
                 "devices that are always there, or devices with intervals in place of presence."
+            )
+        if method.needs("full_participation") and not plain:
+            raise ConfigError(
+                f"{method.who_needs('full_participation')} needs every client in every step; choose schedule=rounds, "
+                "and devices that are always there."
+            )
+        noisy = [label(uplink) for uplink in method.uplink if "noise" in uplink.guarantees]
+        if noisy and not plain:
+            raise ConfigError(
+                f"the privacy of uplink {noisy[0]!r} holds for cohorts drawn uniformly, but clients that are fast or "
+                "often there would take part more often; choose schedule=rounds, and devices that are always there."
             )
         if isinstance(schedule, Rounds):
             return
@@ -366,10 +375,6 @@ class Experiment:
             raise ConfigError(
                 f"schedule.k={schedule.k} clients never arrive together, since only {size} are at work; raise cohort."
             )
-        if method.needs("full_participation"):
-            raise ConfigError(
-                f"{method.who_needs('full_participation')} needs every client in every step; choose schedule=rounds."
-            )
         if schedule.stale and not method.topology.is_identity:
             raise ConfigError(
                 f"topology {label(method.topology)!r} mixes models at the end of rounds, and schedule={name} has no "
@@ -379,12 +384,6 @@ class Experiment:
             raise ConfigError(
                 f"objective {label(taught[0][1])!r} compares clients' outputs on the same inputs, but with "
                 f"schedule={name} they receive different ones; choose schedule=rounds, deadline or over_select."
-            )
-        noisy = [label(uplink) for uplink in method.uplink if "noise" in uplink.guarantees]
-        if noisy:
-            raise ConfigError(
-                f"the privacy of uplink {noisy[0]!r} holds for cohorts drawn uniformly, but with schedule={name} "
-                "fast clients take part more often; choose schedule=rounds."
             )
         sums = [label(uplink) for uplink in method.uplink if "sums" in uplink.guarantees]
         if schedule.stale and sums:

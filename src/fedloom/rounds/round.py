@@ -255,7 +255,7 @@ class ModelRound:
         if factors is not None:
             scale = 1 / float((p / factors[arrived]).sum())
             delta = scale * delta
-            buffers = server.buffers + scale * (buffers - server.buffers)
+            buffers = server.buffers + min(scale, 1.0) * (buffers - server.buffers)  # a variance stays above 0
 
         # correct
         info = replace(info, combined=delta)
