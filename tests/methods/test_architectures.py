@@ -296,6 +296,16 @@ def test_own_networks_of_any_architecture_stand_beside_the_shared_one(name: str,
         assert torch.equal(full_run.trained.client(client).predict(test.x), module.own(test.x).argmax(1))
 
 
+def test_features_of_every_position_of_a_sequence_are_aligned() -> None:
+    draws = np.random.default_rng(0)
+    federation = fl.data.federate(tuple(draws.integers(0, 6, (12, 4)) for _ in range(2)), "iid", 2)
+    networks = [
+        lambda hidden=hidden: fl.models.make("stacked_lstm", classes=6, inputs=(4,), hidden=hidden, positions="every")
+        for hidden in (5, 3)
+    ]
+    assert not fl.run("fedkd", federation, networks, rounds=1).failures
+
+
 @pytest.mark.parametrize("by", ["speed", "memory"])
 def test_the_last_networks_go_to_the_best_devices(by: Any) -> None:
     devices = Grades(speeds=(1.0, 0.1), memory=1e9)

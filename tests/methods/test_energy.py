@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fedloom.base import rng
 from fedloom.base.errors import ConfigError
+from fedloom.core.context import NO_ROUND, Batch
 from fedloom.core.federation import Arrays, Federation, Split
 from fedloom.core.local import Local
 from fedloom.core.method import Method
@@ -102,6 +103,12 @@ def test_a_client_whose_energies_are_not_finite_is_named_and_left_out(engine: st
     assert [(f.round, f.client) for f in result.failures] == [(t, 2) for t in range(3)]
     assert all("not finite" in f.reason for f in result.failures)
     assert bool(torch.isfinite(state(result)["x"]).all())
+
+
+def test_tokens_have_no_gradient_to_follow() -> None:
+    ctx = NO_ROUND._replace(local={"chain": torch.zeros(2, 3)})
+    with pytest.raises(ConfigError, match="but these are tokens; give real numbers"):
+        Energy().on_step(ctx, nn.Identity(), Batch(torch.zeros(2, 3).long(), torch.zeros(2).long()), rng.stream(0, "a"))
 
 
 def test_only_energies_that_are_not_finite() -> None:

@@ -125,6 +125,10 @@ class Energy(Term):
         """The chain after R steps, the samples of this local step after them, and x̃, [min(B, M), ...]."""
         if ctx.evaluates:
             return ctx.local
+        if not batch.x.is_floating_point():
+            raise ConfigError(
+                "objective 'energy' moves inputs along gradients, but these are tokens; give real numbers."
+            )
         rows, chain = len(batch.x), ctx.local["chain"]
         positions = torch.as_tensor(draws.permutation(len(chain))[:rows], device=chain.device)
         noise = chain.new_tensor(draws.normal(size=(rows, self.steps, *chain.shape[1:])))[: len(positions)]

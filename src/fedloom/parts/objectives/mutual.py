@@ -80,6 +80,6 @@ class AdaptiveMutual(Term):
         student = pair.shared.head(hidden)  # pyright: ignore[reportFunctionMemberAccess]
         labels = divergence.cross_entropy(teacher, batch.y) + divergence.cross_entropy(student, batch.y)
         distillation = divergence.kl(student.detach(), teacher, 1.0) + divergence.kl(teacher.detach(), student, 1.0)
-        aligned = pair.align(hidden.flatten(1))  # pyright: ignore[reportFunctionMemberAccess]
+        aligned = pair.align(hidden).flatten(1)  # pyright: ignore[reportFunctionMemberAccess]
         feature_distance = (out.vectors - aligned).square().mean(1)  # once: its slopes are those of both losses
         return labels + (distillation + feature_distance) / labels.detach().clamp(min=1e-8)
