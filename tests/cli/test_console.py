@@ -55,8 +55,8 @@ def test_lines():
     file = io.StringIO()
     show(LineProgress(make_console(file)))
     assert file.getvalue().splitlines() == [
-        "feddyn  round 1/2  accuracy 50.0 %  test loss 1.000  loss 1.500  0.5 s",
-        "feddyn  round 2/2  loss 1.200  failures 2  0.5 s",
+        "feddyn  round 1/2  accuracy 50.0 %  test loss 1.000  train loss 1.500  0.5 s",
+        "feddyn  round 2/2  train loss 1.200  failures 2  0.5 s",
     ]
 
 
@@ -101,7 +101,7 @@ def test_a_notebook_has_a_bar_without_widgets(monkeypatch: pytest.MonkeyPatch) -
     bar.on_close()
     assert '<progress value="0" max="2"' in pages[0]
     assert "<b>&lt;b&gt;</b>" in pages[-1]
-    status = "2/2  accuracy 50.0 %  test loss 1.000  loss 1.200  2 failed"
+    status = "2/2  accuracy 50.0 %  test loss 1.000  train loss 1.200  2 failed"
     assert status in pages[-1]
     assert repr(bar) == f"<b>  round {status}"
 
@@ -121,7 +121,7 @@ def test_results_leave_out_what_was_not_measured():
     assert head.split("  ")[0] == "method"
     assert "clients" not in head
     assert "to 40 %" in head
-    assert "1 rounds" in first
+    assert "  1 round  " in first
     assert "> 2 rounds" in second
     assert "stopped" in second
 
@@ -158,19 +158,19 @@ def test_every_level_has_its_number_in_a_line_and_a_bar():
         bars.on_start(RunInfo("m", 2))
         bars.on_round({"round": 1, "seconds": 0.5, **LEVELS, "train/loss": 1.0})
         bars.on_round({"round": 2, "seconds": 0.5, "train/loss": 0.5})
-    assert "accuracy 90.0 %  simple 80.0 %  loss 0.500" in file.getvalue()
+    assert "accuracy 90.0 %  simple 80.0 %  train loss 0.500" in file.getvalue()
 
 
 def test_what_clients_deploy_comes_first_where_the_method_leaves_models_to_them():
     record = {"global/accuracy": 0.4, "clients/accuracy/mean": 0.8, "train/loss": 1.0}
-    line = "m  round 1/1  clients 80.0 %  server model 40.0 %  loss 1.000  0.5 s"
+    line = "m  round 1/1  clients 80.0 %  server model 40.0 %  train loss 1.000  0.5 s"
     assert line_of(record, "clients/accuracy/mean") == line
     console, file = terminal()
     bars = BarProgress(console)
     with bars:
         bars.on_start(RunInfo("m", 1, headline="clients/accuracy/mean"))
         bars.on_round({"round": 1, "seconds": 0.5, **record})
-    assert "clients 80.0 %  loss 1.000" in file.getvalue()
+    assert "clients 80.0 %  train loss 1.000" in file.getvalue()
     assert "40.0 %" not in file.getvalue()
 
 

@@ -32,7 +32,7 @@ WORDS = {
     "validation/accuracy/mean": "validation",
     "global/loss": "test loss",
     "global/cross_entropy": "cross entropy",
-    "train/loss": "loss",
+    "train/loss": "train loss",
     "ctm/accuracy/mean": "CTM",
     "ltm/accuracy": "LTM",
     "synthetic/accuracy": "synthetic set",
@@ -80,7 +80,7 @@ def first_metrics(record: Mapping[str, Any], first: str = HEADLINES[0]) -> dict[
     """The metrics of a record to show, with their display names; ``first`` leads, and levels follow their scope.
 
     >>> first_metrics({"global/accuracy": 0.5, "global/simple/accuracy": 0.4, "train/loss": 2.0})
-    {'global/accuracy': 'accuracy', 'global/simple/accuracy': 'simple', 'train/loss': 'loss'}
+    {'global/accuracy': 'accuracy', 'global/simple/accuracy': 'simple', 'train/loss': 'train loss'}
     >>> first_metrics({"global/accuracy": 0.5, "clients/accuracy/mean": 0.8}, "clients/accuracy/mean")
     {'clients/accuracy/mean': 'clients', 'global/accuracy': 'server model'}
     """
@@ -356,9 +356,9 @@ def final_values(summary: Mapping[str, Any], first: str) -> dict[str, str]:
         "cross entropy": number("loss", final.get("global/cross_entropy")),
         f"to {goal}": ABSENT
         if not target
-        else f"> {rounds} rounds"
+        else f"> {plural(rounds or 0, 'round')}"
         if target_round is None
-        else f"{target_round} rounds",
+        else plural(target_round, "round"),
         f"time to {goal}": duration(target["clock"]) if target.get("clock") is not None else ABSENT,
         "rounds": f"{rounds}" if rounds is not None else ABSENT,
         **{WORDS[key]: number(key, final.get(key)) for key in EPSILONS},
