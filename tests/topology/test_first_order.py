@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
+from helpers.federations import classes
 from helpers.runs import go
 
 from fedloom.base import rng
 from fedloom.base.errors import ConfigError
+from fedloom.base.tree import Tree
 from fedloom.core.context import Facts, Meeting
+from fedloom.core.federation import Index
 from fedloom.core.links import Links
 from fedloom.core.local import Local
 from fedloom.methods import make
@@ -51,9 +56,38 @@ def test_who_explores_hears_others_than_the_best() -> None:
 
 
 def test_losses_are_not_read_where_gradients_alone_are_private() -> None:
-    local = Local(steps=1, batch_size=4, dp_clip=1.0, dp_noise=1.0)
-    with pytest.raises(ConfigError, match="'first_order' reads losses of the data"):
-        go(make("fedfomo"), rounds=1, local=local)
+    with pytest.raises(ConfigError, match="'first_order' reads 'losses' of the data"):
+        go(make("fedfomo"), local=Local(steps=1, batch_size=4, dp_clip=1.0))
+
+
+def test_losses_that_are_read_are_declared() -> None:
+    class Undeclared(FirstOrder):
+        reads_losses = False
+
+    with pytest.raises(ConfigError, match="reads losses; declare it"):
+        go(replace(make("fedfomo"), topology=Undeclared()))
+
+
+def test_losses_are_those_of_validation_samples_where_a_client_has_any() -> None:
+    """The others' are those of training samples; validation samples are of another class than all else."""
+    federation = classes()
+    rows = [federation.train.index[client] for client in range(len(federation))]
+    some = replace(federation, validation=replace(federation.train, index=Index.of([rows[1], *([[]] * 5)])))
+    losses = []
+
+    class Recorded(FirstOrder):
+        reads_losses = True
+
+        def between(self, state: Tree, meeting: Meeting) -> tuple[Tree, Links]:
+            losses.append(meeting.losses(0, np.arange(6)))
+            return super().between(state, meeting)
+
+    method = replace(make("fedfomo"), topology=Recorded())
+    for data in (federation, some):
+        go(method, federation=data, rounds=1)
+    plain, validated = losses
+    assert validated[0] == plain[1] != plain[0]  # the first client is validated on the samples of the second
+    assert validated[1:].tolist() == plain[1:].tolist()
 
 
 def test_a_message_is_counted_for_every_model_that_is_heard() -> None:

@@ -349,7 +349,7 @@ class Meeting(NamedTuple):
         uniform: whether the mixing gives all clients of a model the same share.
         theta: returns the parameters θ_r [P] of a model as they are now.
         losses: returns the losses of a model at some clients, float64 [clients], on their validation samples if they
-            have any, else on their training samples; each costs the clients a pass.
+            have any, else on their training samples, if the topology ``reads_losses``; each costs the clients a pass.
         received: returns the parameters θ_r^t [P] of a model as it was before the round.
         received_losses: returns the losses of that model, like ``losses``.
         draws: a random stream that depends only on the seed and the round.

@@ -598,10 +598,12 @@ class Topology(Part):
             diagonal is a message from one client to another.
         mean: what becomes of the mean of the models: it may be ``moved`` by B; it is ``kept``, whoever takes part, as
             parts need whose entries B mixes (``Part.mixed``); or ``unused``, since no client has it, and not evaluated.
+        reads_losses: whether ``between`` reads losses of the clients' data.
     """
 
     home: ClassVar[Literal["server", "edges", "clients"]] = "server"
     mean: ClassVar[Literal["moved", "kept", "unused"]] = "moved"
+    reads_losses: ClassVar[bool] = False
 
     @property
     def chooses(self) -> bool:

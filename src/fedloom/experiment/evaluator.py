@@ -135,7 +135,7 @@ class Evaluator(LoadedModel):
     def validates(self) -> bool:
         """Whether anything reads the clients' validation samples."""
         method = self.plan.method
-        return bool(method.choices) or method.needs("validation") or VALIDATION in self.settings.what
+        return bool(method.choices) or self.plan.validation is not None or VALIDATION in self.settings.what
 
     @property
     def judging(self) -> str:

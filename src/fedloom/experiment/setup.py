@@ -114,11 +114,13 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Cl
     if attack is not None:
         data = attack.poison(data, hostile, experiment.seed)
     plan = ClientPlan.of(model, experiment.method, data, experiment.local, experiment.seed, device)
+    validates = experiment.method.topology.reads_losses and len(federation.validation.index.rows) > 0
+    validates = validates or experiment.method.needs("validation")
     plan = replace(
         plan,
         theta0=plan.theta0.to(device),
         buffers0=plan.buffers0.to(device),
-        validation=federation.validation.first(federation.seen) if experiment.method.needs("validation") else None,
+        validation=federation.validation.first(federation.seen) if validates else None,
         report_models=bool({"average", "cohort"} & set(experiment.evaluation.what)),
         augment=pipeline(experiment.augment, data.arrays) if experiment.augment else None,
         make=_other_initialisations(experiment),

@@ -99,6 +99,7 @@ def check(plan: ClientPlan) -> None:
         reads += ["samples"] * overrides(part, "start")  # for gradients before local steps
         sends = [name for name in part.uploads if name not in (UPDATE, *part.boundable)]
         uplink = place.startswith("uplink")
+        reads += ["losses"] * (isinstance(part, Topology) and part.reads_losses)
         chooses = isinstance(part, Topology) and part.chooses
         if chooses or reads or (sends and not uplink):
             what = "chooses by losses" if chooses else f"reads {reads[0]!r}" if reads else f"sends {sends[0]!r}"

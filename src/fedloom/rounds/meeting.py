@@ -18,7 +18,7 @@ from fedloom.core.context import Heard, Meeting
 from fedloom.core.hook_results import halves, pair
 from fedloom.core.links import Links, check_links, mixed
 from fedloom.core.server_data import ServerData
-from fedloom.core.slots import hook_name, label
+from fedloom.core.slots import hook_name
 from fedloom.rounds.aggregate import Fold, Traffic
 from fedloom.rounds.cohort import Cohort, Report
 from fedloom.rounds.engine import Engine
@@ -108,12 +108,21 @@ def meet(
     if not moved and topology.home != "edges":  # edge servers mix their models even if no client took part
         return now
 
+    hook = hook_name("topology", topology, "between")
+    validation = plan.validation
+    validated = np.zeros(plan.facts.clients, dtype=bool) if validation is None else validation.index.sizes > 0
+
     def losses_of(at: Server) -> Callable[[int, np.ndarray], np.ndarray]:
         def losses(number: int, clients: np.ndarray) -> np.ndarray:
-            if plan.local.dp_clip is not None:
-                who = f"topology {label(topology)!r}"
-                raise ConfigError(f"{who} reads losses of the data, which local.dp_clip does not make private.")
-            return received_losses(plan, engine, at.model(number), store, clients, plan.validation is not None)
+            if not topology.reads_losses:
+                raise ConfigError(f"{hook} reads losses; declare it in the topology's class, by reads_losses = True.")
+            values = np.empty(len(clients))
+            for on_validation in (False, True):
+                rows = np.flatnonzero(validated[clients] == on_validation)
+                if len(rows):
+                    model = at.model(number)
+                    values[rows] = received_losses(plan, engine, model, store, clients[rows], on_validation)
+            return values
 
         return losses
 
@@ -123,7 +132,6 @@ def meet(
         lambda number: server.model(number).theta, losses_of(server), rng.stream(plan.seed, "topology", t),
         {number: model.uploads for number, model in trained.items()},
     )  # fmt: skip
-    hook = hook_name("topology", topology, "between")
     state, all_links = pair(topology.between(server.parts.get("topology", {}), meeting), hook, "links")
     entries = [(place, name) for place, part in method.parts.items() for name in part.mixed]
     for turn, links in enumerate(check_links(all_links, plan.models, size, hook)):

@@ -39,6 +39,7 @@ class FirstOrder(OwnModel):
     explore: Probability = 0.3
 
     mean = "unused"
+    reads_losses = True
     citation = "zhang2021fedfomo"
 
     def init_server(self, theta: Tensor, facts: Facts) -> Tree:
