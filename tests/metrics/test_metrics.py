@@ -90,6 +90,8 @@ def test_an_infinite_value_leaves_only_undefined_what_it_makes_so() -> None:
     assert (figures["mean"], figures["worst"], figures["gap"], figures["best"]) == (math.inf, math.inf, math.inf, 1.0)
     assert math.isnan(figures["std"])
     assert math.isnan(figures["gini"])
+    assert list(quantiles([math.inf, 2.0, 1.0]).values()) == [1.0, 1.2, 1.5, 2.0, math.inf, math.inf, math.inf]
+    assert quantiles([math.inf, 1.0, math.inf], at=(0.25, 0.75)) == {0.25: math.inf, 0.75: math.inf}
 
 
 def test_summaries_are_written_with_arrays() -> None:

@@ -94,8 +94,11 @@ def quantiles(values: Values, at: Sequence[float] = (0.0, 0.1, 0.25, 0.5, 0.75, 
         >>> quantiles([0.0, 1.0, 2.0], at=(0.0, 0.5, 0.75))
         {0.0: 0.0, 0.5: 1.0, 0.75: 1.5}
     """
-    x = _without_nan(values)
-    result = np.quantile(x, list(at)) if len(x) else np.full(len(at), NAN)
+    x = np.sort(_without_nan(values))
+    if np.isinf(x).any():  # np.quantile multiplies differences of neighbours, infinite ones by 0
+        result = np.interp(np.multiply(at, len(x) - 1), np.arange(len(x)), x)
+    else:
+        result = np.quantile(x, list(at)) if len(x) else np.full(len(at), NAN)
     return {float(q): float(v) for q, v in zip(at, result, strict=True)}
 
 
