@@ -60,6 +60,7 @@ def test_intervals_repeat(tmp_path: Path) -> None:
         ("client,speed\n0,1\n", "no row for client 1"),
         ("speed\n", "no rows"),
         ("memory\n0\n", "greater than 0"),
+        ("computation\n0\n20\n", "'computation' must have numbers greater than 0"),
         ("client,speed\n0,1\n1.5,1\n", "whole numbers"),
     ],
 )

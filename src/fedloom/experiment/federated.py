@@ -632,7 +632,7 @@ class FederatedTask(TrainerTask):
         """The messages of the versions on which clients are at work after a step."""
         server, versions = self.state.server, self.state.versions
         down = replace(server.broadcast(self.plan), invited=tuple(arrivals.received.tolist()))
-        return {s: down if s == server.round else versions[s] for s in arrivals.in_flight if s <= server.round}
+        return {s: down if s == server.round else versions[s] for s in arrivals.in_flight}
 
     def _reach(self) -> int:
         """The largest number of clients that can participate in the whole run."""

@@ -252,6 +252,9 @@ class Recorded(Devices):
         for name in table:
             if name not in names:
                 raise DataError(f"{self.path}: unknown column {name!r}; {nearest(name, names)}")
+        for name in ("computation", "communication"):
+            if name in table and not (table[name] > 0).all():
+                raise DataError(f"{self.path}: column {name!r} must have numbers greater than 0.")
         rows = len(next(iter(table.values())))
         if "computation" in table:
             table["speed"] = self.speed * np.median(table["computation"]) / table["computation"]
