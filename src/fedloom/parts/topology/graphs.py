@@ -118,8 +118,8 @@ class Graph(OwnModel):
         strong, weak = (connected_components(graph, True, kind, False) for kind in ("strong", "weak"))
         if strong > weak:
             raise ConfigError(
-                f"topology {label(self)!r}: with push_sum, weights that some clients push never come back to them; add "
-                "edges, so that a client also hears, over others, from everyone who hears it."
+                f"topology {label(self)!r}: with push_sum, some clients push weights that never come back to them, "
+                "over whatever edges; add edges that lead back."
             )
 
     def links(self, clients: int, t: int, active: np.ndarray | None = None) -> Links:
