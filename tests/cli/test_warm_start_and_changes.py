@@ -122,4 +122,4 @@ def test_the_command_line(cli: Cli) -> None:
     code, _, err = cli("run", "resume=a", "local.dp_clip=1", "-q")
     assert (code, "what may change is" in err) == (2, True)
     code, out, _ = cli("verify", "a", "--replay", "1")
-    assert "changed settings after round 2" in out
+    assert out == "a: it changed settings after round 2, so it cannot be run again; verify it without a replay\n"

@@ -179,6 +179,8 @@ def nearest(name: str, valid: Iterable[str], what: str = "") -> str:
     'there are: --json, --quiet.'
     >>> nearest("fedavgg", ["fedavg", *map(str, range(99))])
     "did you mean 'fedavg'?"
+    >>> nearest("fedavg", ["scaffold, lr=1", "scaffold, lr=2"])
+    'there are: scaffold, lr=1; scaffold, lr=2.'
     >>> nearest("mse", ["cross_entropy", "squared_error"], "objective")
     'take squared_error instead.'
     """
@@ -188,7 +190,8 @@ def nearest(name: str, valid: Iterable[str], what: str = "") -> str:
     close = closest(name, valid)
     if close and len(valid) > MANY:
         return f"did you mean {close!r}?"
-    return (f"did you mean {close!r}? There are" if close else "there are") + f": {', '.join(valid) or 'none'}."
+    names = ("; " if any("," in name for name in valid) else ", ").join(valid) or "none"
+    return (f"did you mean {close!r}? There are" if close else "there are") + f": {names}."
 
 
 def closest(name: str, valid: Iterable[str], alike: float = 0.6) -> str | None:

@@ -97,8 +97,9 @@ def _first_difference(run: Path, rounds: int) -> str | None:
     instead = "its data, model and parts are recorded by digest alone, so make it again in Python to compare records"
     directory, config = RUN.of_run(run, instead)
     if changes := directory.config().get("changes"):
+        after = changes[0]["after"]
         raise ConfigError(
-            f"{run} changed settings after round {changes[0]['after']}, so that none tell of all its rounds."
+            f"it changed settings after round {after}, so it cannot be run again; verify it without a replay."
         )
     # The bits are the same; no cluster is joined, and nothing is written.
     here = Config(config.values | {"engine": {"name": "auto"}, "client_state": "memory"})
