@@ -12,6 +12,7 @@ from helpers.commands import Cli
 import fedloom as fl
 from fedloom.base.errors import ConfigError
 from fedloom.data.sources.generated import png
+from fedloom.experiment.trackers import trackers
 
 PLOTS = r"a picture needs the package matplotlib, which cannot be imported (.*): pip install 'fedloom\[plots\]'\."
 
@@ -55,3 +56,10 @@ def test_images_name_their_extra(tmp_path: Path) -> None:
         fl.data.sources.make("folder", path=str(tmp_path))
     with pytest.raises(ConfigError, match=r"'fedloom\[images\]'\."):
         png(torch.zeros(1, 4, 4))
+
+
+def test_a_package_that_is_missing_within_another_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
+    with pytest.raises(ConfigError, match=r"trackers=tensorboard needs the package tensorboard, .*'fedloom\[track\]'"):
+        trackers.make("tensorboard")

@@ -56,6 +56,7 @@ MISTAKES = {
     "data npz:visits.npz": "visits.npz",
     "train": "there are: claim, completion, data, deploy, devices, distill,",
     "run --method feddyn": "settings are typed method=feddyn, without dashes.",
+    "partition --clients 5": "settings are typed clients=5, without dashes.",
     "run -method=feddyn": "has no option '-method=feddyn'; settings are typed method=feddyn, without dashes.",
     "run method=fedavg evaluation.metric=global/acc": "evaluation.metric is 'global/acc', which is never measured",
     "run partition=pathologic": "did you mean 'pathological'?",

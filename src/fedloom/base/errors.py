@@ -79,7 +79,7 @@ def import_extra(extra: str, name: str, what: str) -> Any:
     try:
         return import_module(name)
     except (ImportError, RuntimeError) as error:  # RuntimeError: built for another PyTorch
-        package = name.partition(".")[0]
+        package = (getattr(error, "name", None) or name).partition(".")[0]  # it may be one that the module imports
         raise ConfigError(
             f"{what} needs the package {package}, which cannot be imported ({first_line(error)}): "
             f"pip install 'fedloom[{extra}]'."

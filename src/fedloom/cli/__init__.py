@@ -282,13 +282,14 @@ GLUED = re.compile(r"-\w[\w.]+=")
 class Parser(argparse.ArgumentParser):
     """Parses options and words in any order; raises ``ConfigError`` for mistakes."""
 
-    def __init__(self, command: str, options: Sequence[str]) -> None:
-        super().__init__(prog=f"fedloom {command}", add_help=False, allow_abbrev=False)
-        names = (name for pair in options for name in pair.rstrip("=").split())
+    def __init__(self, application: Application) -> None:
+        super().__init__(prog=f"fedloom {application.name}", add_help=False, allow_abbrev=False)
+        self.takes_settings = "key=value" in application.help
+        names = (name for pair in application.options for name in pair.rstrip("=").split())
         self.options = ["-h", "--help", "--debug", "--import", *names]
         self.add_argument("words", nargs="*")
         self.add_argument("--import", dest="imports", action="append", default=[])
-        for names in ("-h --help", "--debug", *options):
+        for names in ("-h --help", "--debug", *application.options):
             action = "store" if names.endswith("=") else "store_true"
             self.add_argument(*names.rstrip("=").split(), action=action)
 
@@ -297,7 +298,7 @@ class Parser(argparse.ArgumentParser):
 
     def read(self, words: Sequence[str]) -> argparse.Namespace:
         """Parse the words of a command line."""
-        if "--dry-run" in self.options and (glued := next(filter(GLUED.match, words), None)):  # -m, …, to argparse
+        if self.takes_settings and (glued := next(filter(GLUED.match, words), None)):  # -m, …, to argparse
             raise ConfigError(f"{self.prog} has no option {glued!r}; settings are typed {glued[1:]}, without dashes.")
         arguments, rest = self.parse_known_args(words)
         for option in rest:
@@ -305,7 +306,7 @@ class Parser(argparse.ArgumentParser):
                 message = nearest(option, self.options)
                 setting, _, value = option.lstrip("-").partition("=")
                 value = value or next((word for word in words[words.index(option) + 1 :] if word[:1] != "-"), "")
-                if "--dry-run" in self.options and value and closest(option, self.options) is None:
+                if self.takes_settings and value and closest(option, self.options) is None:
                     message = f"settings are typed {setting}={value}, without dashes."
                 raise ConfigError(f"{self.prog} has no option {option!r}; {message}")
         arguments.words += rest
@@ -389,7 +390,7 @@ def _dispatch(words: list[str], is_program: bool) -> int:
         if "=" in command:
             raise ConfigError(f"the command is missing before {command!r}; did you mean: fedloom run {command} …?")
         raise ConfigError(f"unknown command {command!r}; {nearest(command, [*commands(), 'help'])}")
-    arguments = Parser(command, application.options).read(rest)
+    arguments = Parser(application).read(rest)
     arguments.is_program = is_program  # the process is for this command alone
     if arguments.help or (command == "list" and not arguments.words):
         print(help_of(application), end="")
