@@ -118,6 +118,8 @@ MISTAKES = {
     "predict run=nix x.npz --out y.txt": "ends in .npz or .csv",
     "export run=nix": "nix is not a run directory",
     "export run=nix --format onx": "unknown format 'onx'; did you mean 'onnx'?",
+    "report nix out=page": "fedloom report has no setting 'out'; write --out page.",
+    "verify nix replay=2": "fedloom verify has no setting 'replay'; write --replay 2.",
     "export run=nix client=3": "fedloom export has no setting 'client'; write --client 3.",
     "export run=nix a.npz": "does not know 'a.npz'",
     "predict run=nix client=3 x.npz": "fedloom predict has no setting 'client'; write --client 3.",

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from io import TextIOWrapper
+from pathlib import Path
 from typing import NoReturn
 
 from fedloom.applications import PLACES, TRAINS, Application, applications, at, find, installed
@@ -310,6 +311,10 @@ class Parser(argparse.ArgumentParser):
                     message = f"settings are typed {setting}={value}, without dashes."
                 raise ConfigError(f"{self.prog} has no option {option!r}; {message}")
         arguments.words += rest
+        for word in [] if self.takes_settings else arguments.words:
+            key, equals, value = word.partition("=")
+            if equals and f"--{key}" in self.options and not Path(word).exists():
+                raise ConfigError(f"{self.prog} has no setting {key!r}; write --{key} {value}.")
         return arguments
 
 

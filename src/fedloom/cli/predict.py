@@ -27,8 +27,8 @@ from fedloom.experiment.deployed import FORMATS, DeployedModel
 from fedloom.experiment.rundir import RunDirectory, jsonable
 from fedloom.experiment.trained import TrainedRun
 
-OPTIONS = ("client", "round", "out", "format")
-"""Options, which are written with dashes: --client 7."""
+OPTIONS = ("round", "out")
+"""Options of commands that take settings, too, which are written with dashes: --round 7."""
 DATA = {"data", *FEDERATION}
 """Keys by which the clients of ``fedloom evaluate`` become others than those of the run."""
 
