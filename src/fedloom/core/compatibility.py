@@ -164,7 +164,8 @@ def _check_topology(method: Composition) -> None:
             "whole models to each other; leave it out."
         )
     for place, part in method.parts.items():
-        if part.mixed and topology.mean != "kept" and overrides(topology, "between"):  # B = I keeps them
+        keeps = topology.mean in ("kept", "kept_by_all") or not overrides(topology, "between")  # B = I keeps them
+        if part.mixed and not keeps:
             raise ConfigError(
                 f"{place} {label(part)!r} relies on means over models that mixing them keeps, but {subject} does not "
                 "keep them; choose an undirected graph."

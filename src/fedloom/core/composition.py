@@ -199,7 +199,12 @@ class Composition:
 
     @cached_property
     def _needs_words(self) -> frozenset[str]:
-        return frozenset().union(*(part.needs.words for part in self.parts.values()))
+        return frozenset().union(*map(self._needs_of, self.parts.values()))
+
+    def _needs_of(self, part: Part) -> frozenset[str]:
+        """The words of a part's needs, with every client in every round for means that a topology keeps only then."""
+        is_kept_by_all = part.mixed and self.topology.mean == "kept_by_all"
+        return part.needs.words | ({"full_participation"} if is_kept_by_all else set[str]())
 
     @cached_property
     def keep_momentum(self) -> tuple[str, ...]:
@@ -213,5 +218,5 @@ class Composition:
 
     def who_needs(self, what: str) -> str:
         """The parts that declare it, for error messages, like ``drift 'scaffold'``."""
-        places = ((place.partition(".")[0], p) for place, p in self.parts.items() if what in p.needs)
+        places = ((place.partition(".")[0], p) for place, p in self.parts.items() if what in self._needs_of(p))
         return " and ".join(f"{slot} {label(part)!r}" for slot, part in places)

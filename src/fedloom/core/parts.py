@@ -597,12 +597,13 @@ class Topology(Part):
             cloud, to which they are sent to be mixed; or at the ``clients`` themselves, where every entry of B off the
             diagonal is a message from one client to another.
         mean: what becomes of the mean of the models: it may be ``moved`` by B; it is ``kept``, whoever takes part, as
-            parts need whose entries B mixes (``Part.mixed``); or ``unused``, since no client has it, and not evaluated.
+            parts need whose entries B mixes (``Part.mixed``), or ``kept_by_all``, if every client takes part, which
+            such parts need then, too; or ``unused``, since no client has it, and not evaluated.
         reads_losses: whether ``between`` reads losses of the clients' data.
     """
 
     home: ClassVar[Literal["server", "edges", "clients"]] = "server"
-    mean: ClassVar[Literal["moved", "kept", "unused"]] = "moved"
+    mean: ClassVar[Literal["moved", "kept", "kept_by_all", "unused"]] = "moved"
     reads_losses: ClassVar[bool] = False
 
     @property

@@ -87,7 +87,7 @@ class Graph(OwnModel):
     push_sum: bool = field(default=False, kw_only=True)
 
     @property
-    def mean(self) -> Literal["kept", "moved"]:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def mean(self) -> Literal["kept", "kept_by_all", "moved"]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Undirected graphs keep it."""
         return "moved" if self.directed or self.push_sum else "kept"
 
@@ -240,6 +240,11 @@ class Exponential(Graph):
     def directed(self) -> bool:
         """Each client hears others than those that hear it."""
         return True
+
+    @property
+    def mean(self) -> Literal["kept_by_all", "moved"]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """As many hear a client as it hears, if none is absent."""
+        return "moved" if self.push_sum else "kept_by_all"
 
     def period(self, clients: int) -> int:
         return max(clients - 1, 1).bit_length() if self.one_peer else 1
