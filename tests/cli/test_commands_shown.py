@@ -16,7 +16,7 @@ from fedloom.cli import commands, help_of, overview
 
 ROOT = Path(__file__).parents[2]
 TRAINS = ("run", "online", "distill", "synthesize", "search")
-ELSEWHERE = re.compile("is missing|are missing|no file|no folder|is not installed|can(not)? be imported")
+ELSEWHERE = re.compile("is missing|are missing|no file|no folder|is not installed|can(not)? be imported|No such file")
 """What is said of data sets, packages and a reader's own modules, which this machine need not have."""
 
 
