@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from fedloom_apps.claims.comparisons import Figure
+from fedloom_apps.claims.register import read_claim
+
 ROOT = Path(__file__).parents[2]
 PAGE = " ".join((ROOT / "docs/howto/choose.md").read_text().split())
 
@@ -195,6 +198,11 @@ def test_transmissions_of_feddyn(protocol: Any) -> None:
     ]
     reproduced, comparisons = (sum(int(row[column]) for row in rows) for column in (2, 1))
     assert f"{reproduced} of {comparisons} published comparisons are reproduced" in PAGE
+    runs = read_claim(ROOT / "recipes/claims/emnist_dir6.yaml").results()["runs"]
+    transmissions = Figure("transmissions", "average/accuracy", 0.949)
+    sent = {name: [transmissions(run, {}) for run in by_seed.values()] for name, by_seed in runs.items()}
+    assert f"it takes {protocol.mean_error(sent['FedDyn'], digits=0)} to 94.9 %" in PAGE
+    assert all(isinstance(count, protocol.AtLeast) for name in ("FedAvg", "SCAFFOLD") for count in sent[name])
 
 
 def test_feddyn_with_one_client_in_a_hundred() -> None:
