@@ -202,7 +202,7 @@ def test_transmissions_of_feddyn(protocol: Any) -> None:
     transmissions = Figure("transmissions", "average/accuracy", 0.949)
     sent = {name: [transmissions(run, {}) for run in by_seed.values()] for name, by_seed in runs.items()}
     assert f"it takes {protocol.mean_error(sent['FedDyn'], digits=0)} to 94.9 %" in PAGE
-    assert all(isinstance(count, protocol.AtLeast) for name in ("FedAvg", "SCAFFOLD") for count in sent[name])
+    assert all(isinstance(count, protocol.AtLeast) for name in sent.keys() - {"FedDyn"} for count in sent[name])
 
 
 def test_feddyn_with_one_client_in_a_hundred() -> None:
