@@ -35,7 +35,7 @@ def title_of(factory: Callable[..., Any]) -> str:
     >>> title_of(FedDynDrift), title_of(dict)
     ("drift 'dynamic'", 'dict')
     """
-    return _titles.get(factory) or _titles.get(_place(factory)) or factory.__name__
+    return _titles.get(factory) or _titles.get(place_of(factory)) or factory.__name__
 
 
 class Ranged:
@@ -143,7 +143,7 @@ class Registry(Generic[T]):
                 raise ConfigError(
                     f"{self.kind} {key!r} has a setting called 'name', which is reserved for its own name; rename that."
                 )
-            self._add([Entry.of(self.kind, key, factory, _place(factory))])
+            self._add([Entry.of(self.kind, key, factory, place_of(factory))])
             self._names.setdefault(factory, key)
             _titles.setdefault(factory, f"{self.kind} {key!r}")
             shared = self._shared.keys() & parameters
@@ -187,7 +187,7 @@ class Registry(Generic[T]):
 
     def name_of(self, factory: Callable[..., Any]) -> str | None:
         """The name under which a factory is registered."""
-        return self._names.get(factory) or self._names.get(_place(factory))
+        return self._names.get(factory) or self._names.get(place_of(factory))
 
     def __getitem__(self, name: str) -> Entry[T]:
         if not isinstance(name, str) or (registered := self.canonical(name)) not in self._entries:
@@ -277,7 +277,7 @@ class Registry(Generic[T]):
         return name, {}
 
 
-def _place(factory: Callable[..., Any]) -> str:
+def place_of(factory: Callable[..., Any]) -> str:
     """The module and name of a definition."""
     return f"{factory.__module__}.{factory.__qualname__}"
 

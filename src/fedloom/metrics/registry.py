@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from fedloom.base.checks import one_of
 from fedloom.base.errors import ConfigError, in_one_line, in_words, nearest
+from fedloom.base.registry import place_of
 from fedloom.core.targets import CLASSES, NUMBERS, STRUCTURES, TRUTHS, TargetKind, aligned, row_means
 from fedloom.metrics.curves import Direction
 
@@ -144,17 +145,11 @@ def add(metric: Metric) -> None:
     if not re.fullmatch(r"\w+", metric.name) or metric.name in COLUMNS:
         raise ConfigError(f"a metric cannot be called {metric.name!r}; choose another word of letters, digits and _.")
     earlier = _METRICS.get(metric.name)
-    if _TOP.fullmatch(metric.name) or (earlier and not _is_same_definition(earlier.function, metric.function)):
+    functions = [entry.function for entry in (earlier, metric) if entry and inspect.isfunction(entry.function)]
+    is_again = len(functions) == 2 and len(set(map(place_of, functions))) == 1
+    if _TOP.fullmatch(metric.name) or (earlier and not is_again):
         raise ConfigError(f"there is already a metric {metric.name!r}; choose another name.")
     _METRICS[metric.name] = metric
-
-
-def _is_same_definition(first: object, second: object) -> bool:
-    """Whether two functions have one module and name, as if one was defined again."""
-    places = [
-        tuple(getattr(function, key, None) for key in ("__module__", "__qualname__")) for function in (first, second)
-    ]
-    return places[0] == places[1] and None not in places[0]
 
 
 def names() -> list[str]:
